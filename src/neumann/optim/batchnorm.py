@@ -1,0 +1,104 @@
+"""BatchNorm statistics for the weights that will be evaluated.
+
+Running statistics gathered while training belong to the displaced weights w, not to w − μm.
+`recalibrate_batchnorm` gathers them anew at whatever weights the model holds now, with
+`torch.optim.swa_utils.update_bn`, and leaves everything else as it was: modes, momenta, random
+number generators. If it fails, the old statistics come back too.
+"""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+
+def recalibrate_batchnorm(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    batches: int | None = None,
+    device: int | torch.device | None = None,
+) -> None:
+    """Refresh the running statistics of every BatchNorm layer from the batches of `loader`.
+
+    Args:
+        model: a model whose forward takes a batch, or the first element of one that is a tuple or
+            a list.
+        loader: the training data; a few thousand examples are usually enough.
+        batches: stop after this many; None takes all of them.
+        device: move each batch there first.
+
+    Use it at the evaluation weights::
+
+        with optimizer.evaluating():
+            recalibrate_batchnorm(model, train_loader, batches=50)
+            accuracy = evaluate(model)
+    """
+    if batches is not None and batches < 1:
+        raise ValueError(f"batches must be at least 1, got {batches!r}")
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if not layers:
+        return
+    devices = {t.device for t in [*model.parameters(), *model.buffers()] if t.device.type == "cuda"}
+    counted = _Counted(islice(loader, batches))
+    with _restored(model, layers), _forked_rng(devices):
+        update_bn(counted, model, device)
+        if counted.seen == 0:
+            raise ValueError("loader gave no batch, so there is nothing to take statistics from")
+
+
+class _Counted:
+    """An iterable that knows how many items went through it."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = items
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.seen += 1
+            yield item
+
+
+@contextmanager
+def _restored(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
+    """Modes and momenta come back at the end; the statistics only after an exception."""
+    modes = {module: module.training for module in model.modules()}
+    momenta = {layer: layer.momentum for layer in layers}
+    statistics = [
+        (buffer, buffer.clone()) for layer in layers for buffer in layer.buffers(recurse=False)
+    ]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, before in statistics:
+                buffer.copy_(before)
+        raise
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+
+
+@contextmanager
+def _forked_rng(devices: set[torch.device]) -> Iterator[None]:
+    """Leave the generators as they are: torch's, Python's and, where it is in use, NumPy's."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=[device.index for device in devices]):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)

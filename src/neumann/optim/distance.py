@@ -1,0 +1,78 @@
+"""The distance r = ‖w − v‖ over all parameters at once, and the force that depends on it.
+
+The regularized gradient of the paper (equation `reg_obj`) is g + c·(w − v) with
+
+    c = α·r − β/r³
+
+a cubic attraction and a repulsion. The repulsion is bounded: R = max(r, r*) stands in for r in its
+denominator, where
+
+    r* = (γηβ / ((1 − γ)(1 − μ)))^⅓
+
+is the distance at which repulsion alone settles. From r* on this is the printed formula; below it
+the force falls to zero with r instead of exploding. Without the bound R = r, and there is no force
+at r = 0. η and μ belong to a group, so c does too; r is one number for the whole optimizer.
+
+Everything stays a tensor, so that a step on an accelerator does not wait for the host.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """The dtype for the few scalars of a step: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def distance_squared(offsets: Sequence[Tensor], device: torch.device) -> Tensor:
+    """r² = Σ‖δ‖² as a scalar on `device`, whatever devices and dtypes the offsets have."""
+    dtype = scalar_dtype(device)
+    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for offset in offsets:
+        if offset.numel():
+            real = torch.view_as_real(offset) if offset.is_complex() else offset
+            buckets.setdefault((real.device, real.dtype), []).append(real)
+    total = torch.zeros((), dtype=dtype, device=device)
+    for (_, bucket_dtype), bucket in buckets.items():
+        # The norm of a half-precision tensor is summed, and returned, in float32.
+        wide = torch.promote_types(bucket_dtype, torch.float32)
+        norms = torch.stack(torch._foreach_norm(bucket, 2, dtype=wide))
+        total = total + norms.to(scalar_dtype(norms.device)).square().sum().to(device, dtype)
+    return total
+
+
+def settling_distance(lr: Any, momentum: Any, average: float, repulsive: float) -> Any:
+    """r*, where repulsion of strength β and the moving average balance."""
+    return (average * lr * repulsive / ((1 - average) * (1 - momentum))) ** (1 / 3)
+
+
+def repulsion(
+    distance: Tensor, lr: Any, momentum: Any, average: float, repulsive: float, bounded: bool
+) -> Tensor:
+    """β/R³, and 0 where R = 0."""
+    reach = distance
+    if bounded:
+        reach = distance.clamp(min=settling_distance(lr, momentum, average, repulsive))
+    # Division by a stand-in where R = 0, because where() alone would leave NaN in a derivative.
+    safe = torch.where(reach > 0, reach, torch.ones_like(reach))
+    return torch.where(reach > 0, repulsive / safe**3, torch.zeros_like(reach))
+
+
+def force(
+    distance: Tensor,
+    lr: Any,
+    momentum: Any,
+    average: float,
+    cubic: float,
+    repulsive: float,
+    bounded: bool,
+) -> Tensor:
+    """c = α·r − β/R³."""
+    attraction = cubic * distance
+    if repulsive == 0:
+        return attraction
+    return attraction - repulsion(distance, lr, momentum, average, repulsive, bounded)

@@ -1,0 +1,100 @@
+"""Training weights w and evaluation weights w − μm: which of them the parameters hold.
+
+The optimizer moves the displaced weights w; what it has found so far is w − μm, with the μ of the
+last completed step (in the warm-up m = 0, and the two are one). Subtracting μm and adding it again
+would lose last bits, so evaluation mode keeps a copy of w, which goes into checkpoints too.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from neumann.optim.checkpoint import ITERATE, MOMENTUM, OFFSET, WEIGHTS
+from neumann.optim.update import evaluation_weights
+
+
+class TwoWeights(Optimizer):
+    """The part of Neumann that switches its parameters between w and w − μm."""
+
+    @property
+    def training(self) -> bool:
+        """Whether the parameters hold w (training) or w − μm (evaluation)."""
+        return bool(self.param_groups[0]["training"])
+
+    @torch.no_grad()
+    def train(self, mode: bool = True) -> Self:
+        """Put the training weights w back into the parameters, bit for bit; idempotent."""
+        if mode == self.training:
+            return self
+        states = [
+            (p, self.state[p]) for g in self.param_groups for p in g["params"] if p in self.state
+        ]
+        if mode:
+            for p, state in states:
+                p.copy_(state.pop(WEIGHTS))
+        else:
+            # All copies before the first write: running out of memory must not leave a mixture.
+            copies = [p.detach().clone() for p, _ in states]
+            for (p, state), copy in zip(states, copies, strict=True):
+                state[WEIGHTS] = copy
+                p.copy_(evaluation_weights(p, state[ITERATE], float(state[MOMENTUM])))
+        for group in self.param_groups:
+            group["training"] = mode
+        return self
+
+    def eval(self) -> Self:
+        """Put the evaluation weights w − μm into the parameters; w is kept until :meth:`train`."""
+        return self.train(False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Self]:
+        """Evaluation weights for the length of a block; the mode before it comes back after it."""
+        before = self.training
+        self.eval()
+        try:
+            yield self
+        finally:
+            self.train(before)
+
+    def eval_params(self) -> dict[str, Tensor] | list[Tensor]:
+        """Copies of the evaluation weights w − μm, by name if the parameters were given with names.
+
+        The model is not touched; fit for :func:`torch.func.functional_call`.
+        """
+
+        def evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
+            return evaluation_weights(w, state[ITERATE], float(state[MOMENTUM]))
+
+        return self._derived(evaluation)
+
+    def average_params(self) -> dict[str, Tensor] | list[Tensor]:
+        """Copies of the moving average v of the weights, as :meth:`eval_params` returns its own."""
+        if not (self.param_groups[0]["cubic"] or self.param_groups[0]["repulsive"]):
+            raise RuntimeError(
+                "the average is kept only where a force needs it, and cubic and repulsive are 0"
+            )
+
+        def average(w: Tensor, state: dict[str, Any]) -> Tensor:
+            return evaluation_weights(w, state[OFFSET], 1.0) if OFFSET in state else w.clone()
+
+        return self._derived(average)
+
+    @torch.no_grad()
+    def _derived(
+        self, derive: Callable[[Tensor, dict[str, Any]], Tensor]
+    ) -> dict[str, Tensor] | list[Tensor]:
+        """`derive` of each parameter's training weights and state; plain copies where frozen."""
+        derived = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p)
+                w = p.detach()
+                derived.append(w.clone() if state is None else derive(state.get(WEIGHTS, w), state))
+        if not all("param_names" in group for group in self.param_groups):
+            return derived
+        names = [name for group in self.param_groups for name in group["param_names"]]
+        return dict(zip(names, derived, strict=True))

@@ -1,0 +1,162 @@
+"""The hyperparameters of Neumann: what is allowed, and how epochs become steps.
+
+Errors name the argument, the value it had and what would be right. A check returns nothing and
+changes nothing, so that a refused option never gets as far as the weights.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+# One number over all groups: r is global, and so is the clock.
+SHARED = (
+    "cubic",
+    "repulsive",
+    "average",
+    "bounded",
+    "variables",
+    "warmup_steps",
+    "reset_steps",
+    "reset_growth",
+    "skip_nonfinite",
+    "training",
+)
+
+# Options of the optimizer as a whole; a group that names one of them is mistaken.
+OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
+
+
+def resolve_steps(
+    steps_per_epoch: float | None,
+    warmup_epochs: float,
+    reset_epochs: float,
+    warmup_steps: int | None,
+    reset_steps: int | None,
+) -> tuple[int, int]:
+    """Warm-up and first reset interval in steps. A count in steps wins over one in epochs."""
+    if steps_per_epoch is not None:
+        _require(
+            _is_number(steps_per_epoch) and steps_per_epoch >= 1,
+            "steps_per_epoch",
+            steps_per_epoch,
+            "the number of optimizer steps in an epoch, at least 1",
+        )
+    resolved = []
+    for kind, steps, epochs in (
+        ("warmup", warmup_steps, warmup_epochs),
+        ("reset", reset_steps, reset_epochs),
+    ):
+        if steps is None:
+            _require(
+                _is_number(epochs) and epochs >= 0,
+                f"{kind}_epochs",
+                epochs,
+                "a finite number of at least 0",
+            )
+            if steps_per_epoch is None:
+                raise ValueError(
+                    f"{kind}_steps is None and so is steps_per_epoch: pass "
+                    f"steps_per_epoch=len(loader), which turns {kind}_epochs={epochs:g} into "
+                    f"steps, or pass {kind}_steps"
+                )
+            steps = math.floor(epochs * steps_per_epoch + 0.5)
+            if kind == "reset" and epochs > 0:
+                steps = max(1, steps)  # 0 would mean: never
+        resolved.append(steps)
+    return resolved[0], resolved[1]
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Refuse a group whose options are outside their ranges."""
+    for name in OPTIMIZER_ONLY:
+        if name in group:
+            raise ValueError(
+                f"{name}={group[name]!r} in a parameter group: the clock is one for the whole "
+                f"optimizer, so pass {name} to Neumann itself"
+            )
+    check_moving(group)
+    for name in ("cubic", "repulsive"):
+        value = group[name]
+        _require(_is_number(value) and value >= 0, name, value, "a finite number of at least 0")
+    average = group["average"]
+    _require(_is_number(average) and 0 <= average < 1, "average", average, "in [0, 1)")
+    for name in ("warmup_steps", "reset_steps"):
+        value = group[name]
+        _require(_is_count(value) and value >= 0, name, value, "a whole number of at least 0")
+    growth = group["reset_growth"]
+    _require(_is_number(growth) and growth >= 1, "reset_growth", growth, "at least 1")
+    if group["reset_steps"] == 1 and growth == 1:
+        raise ValueError(
+            "reset_steps=1 with reset_growth=1 makes every step a reset, so the weights never "
+            "move: lengthen the interval or let it grow"
+        )
+    variables = group["variables"]
+    _require(
+        variables in ("tensors", "elements") or (_is_count(variables) and variables >= 1),
+        "variables",
+        variables,
+        '"tensors", "elements" or a count of at least 1',
+    )
+    for name in ("state_dtype", "precondition"):
+        _require(group[name] is None, name, group[name], "None in this version")
+    check_implementation(group)
+
+
+def check_moving(group: Mapping[str, Any]) -> None:
+    """Refuse bad values of what schedulers move; cheap, and made before every step.
+
+    A tensor on an accelerator is taken on trust: looking at it would make the host wait.
+    """
+    lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+    if isinstance(lr, Tensor):
+        good = lr.numel() == 1 and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
+    else:
+        good = _is_number(lr) and lr >= 0
+    _require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+    _require(_is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
+    _require(
+        _is_number(decay) and decay >= 0, "weight_decay", decay, "a finite number of at least 0"
+    )
+
+
+def check_implementation(group: Mapping[str, Any]) -> None:
+    """Refuse flags that contradict each other or that are not built."""
+    if group["fused"] and (group["foreach"] or group["differentiable"]):
+        other = "foreach" if group["foreach"] else "differentiable"
+        raise ValueError(f"fused=True and {other}=True exclude each other: choose one")
+    if group["foreach"] and group["differentiable"]:
+        raise ValueError(
+            "foreach=True and differentiable=True exclude each other: the single-tensor form is "
+            "the differentiable one"
+        )
+    for name in ("fused", "capturable"):
+        if group[name]:
+            raise NotImplementedError(f"{name}=True is not built yet: leave {name} at its default")
+
+
+def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse groups that differ in what must be one for all."""
+    for index, group in enumerate(groups[1:], start=1):
+        for name in SHARED:
+            if group[name] != groups[0][name]:
+                raise ValueError(
+                    f"{name} must agree in all parameter groups: it is {groups[0][name]!r} in "
+                    f"group 0 and {group[name]!r} in group {index}"
+                )
+
+
+def _require(good: bool, name: str, value: Any, wanted: str) -> None:
+    if not good:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -1,0 +1,74 @@
+"""autograd through a step: gradients with respect to weights, gradient, state and lr."""
+
+import pytest
+import torch
+
+from neumann import Neumann
+
+SIZE = 4
+
+
+def stepped(w, g, m, offset, lr, steps_before, options):
+    """One step from a given state, as a function that autograd can look through."""
+    w = w.clone()
+    w.grad = g
+    optimizer = Neumann(
+        [w],
+        lr=lr,
+        warmup_steps=2,
+        reset_steps=3,
+        cubic=0.1,
+        repulsive=0.1,
+        differentiable=True,
+        **options,
+    )
+    state = optimizer.state[w]
+    state["step"].fill_(steps_before)
+    state["iterate"], state["offset"] = m.clone(), offset.clone()
+    optimizer._scalars["distance_squared"] = offset.square().sum()
+    optimizer.step()
+    return w, state["iterate"], state["offset"]
+
+
+@pytest.mark.parametrize("steps_before", [0, 2, 4], ids=["warm-up", "reset", "iterate"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bounded": False},
+        {"weight_decay": 0.3, "maximize": True},
+        {"weight_decay": 0.3, "decoupled_weight_decay": True},
+    ],
+)
+def test_gradcheck(steps_before, options):
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(SIZE, generator=generator, dtype=torch.float64) for _ in range(4)]
+    inputs.append(torch.tensor(0.2, dtype=torch.float64))
+    for tensor in inputs:
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda *tensors: stepped(*tensors, steps_before, options), inputs
+    )
+
+
+def test_the_derivative_reaches_the_learning_rate_through_a_run():
+    def loss(lr):
+        w = torch.ones(3, dtype=torch.float64, requires_grad=True).clone()
+        optimizer = Neumann([w], lr=lr, warmup_steps=1, reset_steps=0, differentiable=True)
+        for _ in range(6):
+            w.grad = 2 * w
+            optimizer.step()
+        return w.square().sum()
+
+    lr = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, [lr])
+
+
+def test_otherwise_no_graph_is_left():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0, foreach=False)
+    for _ in range(4):
+        p.grad = torch.ones(3)
+        optimizer.step()
+    assert p.is_leaf
+    assert all(not value.requires_grad for value in optimizer.state[p].values())

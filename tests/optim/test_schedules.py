@@ -1,0 +1,210 @@
+"""The learning-rate rules against their closed forms, and the torch scheduler contract."""
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from neumann.optim.schedules import InverseTime, LinearScaling, StepDecay
+
+Build = Callable[[torch.optim.Optimizer], LRScheduler]
+
+BUILDS: dict[str, Build] = {
+    "linear": lambda o: LinearScaling(o, batch_size=4000, base_batch=32, ramp_steps=4),
+    "step": lambda o: StepDecay(o, steps_per_epoch=2, every_epochs=3, scale=8.0, ramp_steps=4),
+    "inverse": lambda o: InverseTime(o, decay_steps=5.0, scale=8.0, ramp_steps=4),
+}
+
+
+def sgd(*lrs: Any, **group: Any) -> torch.optim.SGD:
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr, **group} for lr in lrs]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def advance(optimizer: torch.optim.Optimizer, schedule: LRScheduler, steps: int) -> list[Any]:
+    """The learning rate of the first group at each of the next steps."""
+    seen = []
+    for _ in range(steps):
+        seen.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return seen
+
+
+def test_linear_scaling_ramps_from_the_base_to_the_scaled_rate():
+    optimizer = sgd(0.1)
+    schedule = LinearScaling(optimizer, batch_size=8192, base_batch=256, ramp_steps=4)
+    expected = [0.1, 0.1 * 8.75, 0.1 * 16.5, 0.1 * 24.25, 3.2, 3.2, 3.2]
+    assert advance(optimizer, schedule, 7) == pytest.approx(expected, rel=1e-15)
+
+
+def test_linear_scaling_without_a_ramp_is_scaled_at_once():
+    optimizer = sgd(0.1)
+    schedule = LinearScaling(optimizer, batch_size=64, base_batch=256)
+    assert advance(optimizer, schedule, 3) == pytest.approx([0.025] * 3, rel=1e-15)
+
+
+def test_step_decay_of_the_paper():
+    """5 epochs of ramp, then ×0.3 every 40 epochs, at 3 steps an epoch."""
+    optimizer = sgd(0.045)
+    schedule = StepDecay(optimizer, steps_per_epoch=3, scale=10.0, ramp_steps=15)
+    rates = advance(optimizer, schedule, 3 * 130)
+    assert rates[0] == pytest.approx(0.045, rel=1e-15)
+    assert rates[5] == pytest.approx(0.045 * 4, rel=1e-15)
+    for epoch, expected in [(5, 0.45), (45, 0.45 * 0.3), (85, 0.45 * 0.09), (125, 0.45 * 0.027)]:
+        assert rates[3 * epoch] == pytest.approx(expected, rel=1e-14)
+        if epoch > 5:
+            assert rates[3 * epoch - 1] == pytest.approx(expected / 0.3, rel=1e-14)
+
+
+def test_step_decay_without_a_ramp():
+    optimizer = sgd(1.0)
+    schedule = StepDecay(optimizer, steps_per_epoch=1, factor=0.5, every_epochs=2)
+    assert advance(optimizer, schedule, 6) == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_inverse_time_halves_at_decay_steps():
+    optimizer = sgd(0.6)
+    schedule = InverseTime(optimizer, decay_steps=10)
+    rates = advance(optimizer, schedule, 1001)
+    assert rates == pytest.approx([0.6 / (1 + t / 10) for t in range(1001)], rel=1e-15)
+    assert rates[10] == pytest.approx(0.3, rel=1e-15)
+
+
+def test_inverse_time_starts_its_clock_at_the_end_of_the_ramp():
+    optimizer = sgd(0.5)
+    schedule = InverseTime(optimizer, decay_steps=2, scale=3.0, ramp_steps=2)
+    expected = [0.5, 1.0, 1.5, 1.5 / 1.5, 1.5 / 2.0, 1.5 / 2.5]
+    assert advance(optimizer, schedule, 6) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_groups_keep_their_ratio(build):
+    optimizer = sgd(0.1, 0.7)
+    schedule = build(optimizer)
+    for _ in range(15):
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert second == pytest.approx(7 * first, rel=1e-14)
+        assert schedule.get_last_lr() == [first, second]
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_a_tensor_learning_rate_is_changed_in_place(build):
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    optimizer, plain = sgd(rate), sgd(0.1)
+    held = optimizer.param_groups[0]["lr"]
+    rates = advance(optimizer, build(optimizer), 15)
+    assert rates == pytest.approx(advance(plain, build(plain), 15), rel=1e-14)
+    assert optimizer.param_groups[0]["lr"] is held
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("stop", [2, 4, 9])
+def test_a_resumed_run_has_the_same_learning_rates(build, tensor, stop):
+    def fresh() -> torch.optim.SGD:
+        return sgd(torch.tensor(0.1) if tensor else 0.1)
+
+    whole = fresh()
+    expected = advance(whole, build(whole), 30)[stop:]
+
+    stopped = fresh()
+    schedule = build(stopped)
+    advance(stopped, schedule, stop)
+    file = io.BytesIO()
+    torch.save({"optimizer": stopped.state_dict(), "schedule": schedule.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    resumed = fresh()
+    schedule = build(resumed)
+    resumed.load_state_dict(saved["optimizer"])
+    schedule.load_state_dict(saved["schedule"])
+    assert advance(resumed, schedule, 30 - stop) == expected
+
+
+def test_the_settings_travel_with_the_state():
+    source = sgd(1.0)
+    saved = StepDecay(source, steps_per_epoch=2, factor=0.5, every_epochs=1).state_dict()
+    target = sgd(1.0)
+    schedule = StepDecay(target, steps_per_epoch=7)
+    schedule.load_state_dict(saved)
+    assert advance(target, schedule, 4) == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_a_schedule_can_be_built_in_the_middle_of_a_run():
+    optimizer = sgd(0.1, initial_lr=0.1)
+    schedule = LinearScaling(optimizer, batch_size=5, base_batch=1, ramp_steps=4, last_epoch=1)
+    assert advance(optimizer, schedule, 3) == pytest.approx([0.3, 0.4, 0.5], rel=1e-15)
+
+
+@pytest.mark.parametrize("total_steps", [50, 100])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda o, n: LinearScaling(o, batch_size=2, base_batch=1, total_steps=n),
+        lambda o, n: StepDecay(o, steps_per_epoch=1, total_steps=n),
+        lambda o, n: InverseTime(o, decay_steps=1, total_steps=n),
+    ],
+    ids=["linear", "step", "inverse"],
+)
+def test_a_run_that_ends_inside_the_warm_up_is_warned_of(build, total_steps):
+    message = f"total_steps={total_steps} ends inside .* of 100 steps.*lower warmup_epochs"
+    with pytest.warns(UserWarning, match=message) as caught:
+        build(sgd(0.1, warmup_steps=100), total_steps)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_no_warning_without_reason():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1, total_steps=101)
+        InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1)
+        InverseTime(sgd(0.1, warmup_steps=None), decay_steps=1, total_steps=1)
+        InverseTime(sgd(0.1), decay_steps=1, total_steps=1)
+
+
+LINEAR = (LinearScaling, {"batch_size": 64, "base_batch": 32})
+STEP = (StepDecay, {"steps_per_epoch": 10})
+INVERSE = (InverseTime, {"decay_steps": 10})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "value"),
+    [
+        (LINEAR, "batch_size", 0),
+        (LINEAR, "base_batch", 32.0),
+        (LINEAR, "ramp_steps", -1),
+        (LINEAR, "ramp_steps", True),
+        (LINEAR, "total_steps", 0),
+        (STEP, "steps_per_epoch", 0),
+        (STEP, "every_epochs", 0.5),
+        (STEP, "factor", 0.0),
+        (STEP, "factor", math.nan),
+        (STEP, "scale", -2.0),
+        (INVERSE, "decay_steps", 0),
+        (INVERSE, "decay_steps", math.inf),
+        (INVERSE, "scale", math.nan),
+    ],
+)
+def test_bad_arguments_are_named_and_leave_the_optimizer_alone(schedule, name, value):
+    kind, arguments = schedule
+    optimizer = sgd(0.1)
+    before = dict(optimizer.param_groups[0])
+    with pytest.raises(ValueError, match=f"{name} must .*got {value!r}"):
+        kind(optimizer, **{**arguments, name: value})
+    assert optimizer.param_groups[0] == before
+
+
+@pytest.mark.parametrize("schedule", [STEP, INVERSE], ids=["step", "inverse"])
+def test_a_ramp_needs_to_know_where_it_ends(schedule):
+    kind, arguments = schedule
+    with pytest.raises(ValueError, match="ramp_steps=5 needs scale"):
+        kind(sgd(0.1), **arguments, ramp_steps=5)
