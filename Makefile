@@ -40,7 +40,7 @@ typecheck: .venv/.dev
 	$(BIN)/mypy
 
 pytest: .venv/.dev
-	$(BIN)/python -m pytest --cov=neumann.optim --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/python -m pytest --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # The environment holds what the wheel's own metadata asks for and nothing else.
 .venv-wheel/.installed: pyproject.toml constraints.txt
