@@ -9,12 +9,20 @@ import numpy as np
 import torch
 
 from neumann import Neumann
+from neumann.optim.kernels import cpu, cuda
 from oracle import Group, Oracle
 
+# The kernels that can run here: Triton interpreted, on CPU tensors.
+FUSED = {
+    name: {"fused": True}
+    for name, kernel in (("numba", cpu), ("triton", cuda))
+    if kernel.unavailable() is None and not torch.cuda.is_available()
+}
 # Every way a step can be computed; each is held to the same tests.
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "single": {"foreach": False},
     "foreach": {"foreach": True},
+    **FUSED,
 }
 
 # Straddles the vector widths of every machine, and a kernel's block.
@@ -69,11 +77,13 @@ def oracle_of(run: Run) -> Oracle:
     return Oracle(groups, warmup=run.warmup, interval=run.interval, **shared)
 
 
-def optimizer_of(run: Run, dtype: torch.dtype, **implementation: Any) -> Neumann:
+def optimizer_of(
+    run: Run, dtype: torch.dtype, device: str = "cpu", **implementation: Any
+) -> Neumann:
     groups = [
         {
             "params": [
-                torch.nn.Parameter(torch.tensor(initial(g, i, size), dtype=dtype))
+                torch.nn.Parameter(torch.tensor(initial(g, i, size), dtype=dtype, device=device))
                 for i, size in enumerate(group["sizes"])
             ],
             **{k: v for k, v in group.items() if k != "sizes"},
@@ -89,8 +99,8 @@ def advance(run: Run, optimizer: Neumann, step: int) -> None:
     for g, group in enumerate(optimizer.param_groups):
         group["lr"] = run.groups[g].get("lr", run.options.get("lr")) * run.schedule(step)
         for i, p in enumerate(group["params"]):
-            gradient = run.gradient(step, g, i, p.detach().double().numpy())
-            p.grad = None if gradient is None else torch.tensor(gradient).to(p.dtype)
+            gradient = run.gradient(step, g, i, p.detach().cpu().double().numpy())
+            p.grad = None if gradient is None else torch.tensor(gradient).to(p)
     optimizer.step()
 
 
@@ -118,7 +128,7 @@ def finished(run: Run, dtype: torch.dtype = torch.float64, **implementation: Any
 
 def relative_error(ours: torch.Tensor, exact: np.ndarray) -> float:
     """Norm of the error over norm of the exact tensor."""
-    difference = np.linalg.norm(ours.detach().double().numpy().astype(exact.dtype) - exact)
+    difference = np.linalg.norm(ours.detach().cpu().double().numpy().astype(exact.dtype) - exact)
     return float(difference / max(np.linalg.norm(exact), np.finfo(np.float64).tiny))
 
 

@@ -44,9 +44,11 @@ def test_a_snapshot_does_not_move():
     optimizer = optimizer_of(run, torch.float64)
     for step in range(6):
         advance(run, optimizer, step)
+    lr = optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     found = optimizer.diagnostics()
     before = found.as_dict()
     advance(run, optimizer, 6)
+    lr.fill_(0.2)
     assert found.as_dict() == before
     assert found.steps_to_reset is None
 

@@ -64,6 +64,45 @@ def test_the_derivative_reaches_the_learning_rate_through_a_run():
     assert torch.autograd.gradcheck(loss, [lr])
 
 
+def test_the_derivative_goes_through_the_distance():
+    """Strong forces, so that r of one step, summed in the one before, matters."""
+
+    def loss(lr, start):
+        w = start.clone()
+        optimizer = Neumann(
+            [w],
+            lr=lr,
+            warmup_steps=1,
+            reset_steps=0,
+            cubic=0.5,
+            repulsive=0.5,
+            differentiable=True,
+        )
+        for _ in range(5):
+            w.grad = 2 * w
+            optimizer.step()
+        return w
+
+    lr = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, [lr, start])
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_distance_of_zero_has_a_derivative(bounded):
+    lr = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    w = torch.zeros(3, dtype=torch.float64, requires_grad=True).clone()
+    optimizer = Neumann(
+        [w], lr=lr, warmup_steps=1, reset_steps=0, bounded=bounded, differentiable=True
+    )
+    for step in range(5):  # the first gradients are 0, so that r is 0 when the iteration starts
+        w.grad = 2 * (w - (0.0 if step < 2 else 1.0))
+        optimizer.step()
+    (derivative,) = torch.autograd.grad(w.square().sum(), lr)
+    assert torch.isfinite(derivative)
+    assert derivative > 0
+
+
 def test_otherwise_no_graph_is_left():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0, foreach=False)

@@ -33,7 +33,7 @@ def test_without_forces_it_is_nesterov_sgd(implementation, weight_decay):
     nesterov = torch.optim.SGD(
         [theirs], lr=0.2, momentum=0.9, nesterov=True, weight_decay=weight_decay
     )
-    for t in range(1, 301):
+    for t in range(1, 31 if implementation == "triton" else 301):
         ours.grad = matrix @ ours.detach() - target
         neumann.step()
         gradient = matrix @ theirs.detach() - target

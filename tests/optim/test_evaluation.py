@@ -9,6 +9,7 @@ from test_contract import equal, model_and_optimizer, train, weights
 from torch import nn
 
 from neumann import Neumann, recalibrate_batchnorm
+from neumann.optim import evaluation
 
 CLOCK = {"warmup_steps": 3, "reset_steps": 4}
 
@@ -66,6 +67,26 @@ def test_a_run_with_evaluations_is_the_run_without():
         with optimizer.evaluating():
             pass
     assert equal(weights(watched), weights(alone))
+
+
+def test_an_eval_that_fails_leaves_training_weights(monkeypatch):
+    model, optimizer = model_and_optimizer()
+    train(model, optimizer, 6)
+    displaced = weights(model)
+    calls = iter(range(10))
+    real = evaluation.evaluation_weights
+
+    def failing(*arguments):
+        if next(calls) == 2:
+            raise MemoryError
+        return real(*arguments)
+
+    monkeypatch.setattr(evaluation, "evaluation_weights", failing)
+    with pytest.raises(MemoryError):
+        optimizer.eval()
+    assert optimizer.training
+    assert equal(displaced, weights(model))
+    assert all("weights" not in state for state in optimizer.state.values())
 
 
 def test_step_in_evaluation_mode_is_loud():
@@ -207,6 +228,20 @@ def test_recalibration_restores_everything_else():
     assert np.array_equal(np.random.get_state()[1], before[2])  # noqa: NPY002
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_recalibration_with_a_loader_does_not_change_the_training(shuffle):
+    model = batchnorm_model()
+    data = torch.utils.data.TensorDataset(torch.randn(32, 5))
+    own = torch.Generator().manual_seed(3)
+    for generator in (None, own):
+        loader = torch.utils.data.DataLoader(data, 8, shuffle=shuffle, generator=generator)
+        torch.manual_seed(1)
+        before = (torch.get_rng_state(), own.get_state())
+        recalibrate_batchnorm(model, loader, batches=2)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.equal(own.get_state(), before[1])
+
+
 def test_recalibration_that_fails_changes_nothing():
     model = batchnorm_model().eval()
     recalibrate_batchnorm(model, batches(1))
@@ -221,7 +256,7 @@ def test_recalibration_that_fails_changes_nothing():
         recalibrate_batchnorm(model, breaking())
     with pytest.raises(ValueError, match="loader gave no batch"):
         recalibrate_batchnorm(model, [])
-    with pytest.raises(ValueError, match="batches must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batches must be None or at least 1, got 0"):
         recalibrate_batchnorm(model, batches(), batches=0)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert not any(m.training for m in model.modules())

@@ -41,28 +41,31 @@ def recalibrate_batchnorm(
             recalibrate_batchnorm(model, train_loader, batches=50)
             accuracy = evaluate(model)
     """
-    if batches is not None and batches < 1:
-        raise ValueError(f"batches must be at least 1, got {batches!r}")
+    if batches is not None and (not isinstance(batches, int) or batches < 1):
+        raise ValueError(f"batches must be None or at least 1, got {batches!r}")
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not layers:
         return
     devices = {t.device for t in [*model.parameters(), *model.buffers()] if t.device.type == "cuda"}
-    counted = _Counted(islice(loader, batches))
-    with _restored(model, layers), _forked_rng(devices):
+    counted = _Counted(loader, batches)
+    generator = getattr(loader, "generator", None)
+    with _restored(model, layers), _forked_rng(devices, generator):
         update_bn(counted, model, device)
         if counted.seen == 0:
             raise ValueError("loader gave no batch, so there is nothing to take statistics from")
 
 
 class _Counted:
-    """An iterable that knows how many items went through it."""
+    """The first items of an iterable, and how many went through."""
 
-    def __init__(self, items: Iterable[Any]) -> None:
+    def __init__(self, items: Iterable[Any], limit: int | None) -> None:
         self.items = items
+        self.limit = limit
         self.seen = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for item in self.items:
+        # A DataLoader draws random numbers as soon as it is iterated, so not before this.
+        for item in islice(self.items, self.limit):
             self.seen += 1
             yield item
 
@@ -90,8 +93,9 @@ def _restored(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
 
 
 @contextmanager
-def _forked_rng(devices: set[torch.device]) -> Iterator[None]:
-    """Leave the generators as they are: torch's, Python's and, where it is in use, NumPy's."""
+def _forked_rng(devices: set[torch.device], generator: torch.Generator | None) -> Iterator[None]:
+    """Leave the generators as they are: torch's, the loader's, Python's and, if in use, NumPy's."""
+    loader_state = None if generator is None else generator.get_state()
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy else None
@@ -100,5 +104,7 @@ def _forked_rng(devices: set[torch.device]) -> Iterator[None]:
             yield
     finally:
         random.setstate(python_state)
+        if generator is not None and loader_state is not None:
+            generator.set_state(loader_state)
         if numpy:
             numpy.random.set_state(numpy_state)

@@ -15,6 +15,9 @@ from torch import Tensor
 CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
 # Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
 ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
+# Options that no other optimizer has, and wrappers that put their name before a parameter's.
+OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
+WRAPPERS = ("module.", "_orig_mod.")
 KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
@@ -60,6 +63,8 @@ def check_fits(
     foreign = sorted({str(key) for entry in state.values() for key in entry} - set(KEYS))
     if foreign:
         raise ValueError(f"the state dict is of another optimizer: its state holds {foreign}")
+    if not all(any(key in saved for key in OPTIONS) for saved in saved_groups):
+        raise ValueError("the state dict is of another optimizer: it has none of Neumann's options")
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         parameters, keys = group["params"], saved["params"]
         if len(keys) != len(parameters):
@@ -67,23 +72,36 @@ def check_fits(
                 f"group {index} has {len(keys)} parameters in the state dict and "
                 f"{len(parameters)} in the optimizer"
             )
-        ours, theirs = group.get("param_names"), saved.get("param_names")
-        if ours and theirs and ours != theirs and set(ours) == set(theirs):
+        ours, theirs = _bare(group.get("param_names")), _bare(saved.get("param_names"))
+        if ours and theirs and ours != theirs:
             at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+            order = " in another order" if set(ours) == set(theirs) else ""
             raise ValueError(
-                f"group {index} has the same parameters in another order: number {at} is "
-                f"{theirs[at]!r} in the state dict and {ours[at]!r} in the optimizer"
+                f"group {index} has other parameters{order}: number {at} is {theirs[at]!r} in the "
+                f"state dict and {ours[at]!r} in the optimizer"
             )
         for parameter, key in zip(parameters, keys, strict=True):
-            if saved.get("training", True) is False and WEIGHTS not in state.get(key, {WEIGHTS: 0}):
+            entry = state.get(key, {})
+            missing = ITERATE in entry and WEIGHTS not in entry and bool(entry[ITERATE].any())
+            if missing and not saved.get("training", True):
                 raise ValueError(
                     "the state dict was saved in evaluation mode, but does not hold the training "
                     f"weights of {names[parameter]}"
                 )
             for name in (ITERATE, OFFSET, WEIGHTS):
-                value = state.get(key, {}).get(name)
+                value = entry.get(name)
                 if value is not None and value.shape != parameter.shape:
                     raise ValueError(
                         f"{names[parameter]} has shape {tuple(parameter.shape)}, its {name} in "
                         f"the state dict {tuple(value.shape)}"
                     )
+
+
+def _bare(names: Sequence[str] | None) -> list[str]:
+    """The names without those of wrappers around the model."""
+    bare = []
+    for name in names or ():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        bare.append(name)
+    return bare

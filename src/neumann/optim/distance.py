@@ -45,6 +45,12 @@ def distance_squared(offsets: Sequence[Tensor], device: torch.device) -> Tensor:
     return total
 
 
+def root(squared: Tensor) -> Tensor:
+    """r from r², with a derivative of 0 instead of infinity where r = 0."""
+    positive = squared > 0
+    return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
+
+
 def settling_distance(lr: Any, momentum: Any, average: float, repulsive: float) -> Any:
     """r*, where repulsion of strength β and the moving average balance."""
     return (average * lr * repulsive / ((1 - average) * (1 - momentum))) ** (1 / 3)

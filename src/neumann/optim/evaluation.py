@@ -11,13 +11,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
 from neumann.optim.checkpoint import ITERATE, MOMENTUM, OFFSET, WEIGHTS
+from neumann.optim.state import State
 from neumann.optim.update import evaluation_weights
 
 
-class TwoWeights(Optimizer):
+class TwoWeights(State):
     """The part of Neumann that switches its parameters between w and w − μm."""
 
     @property
@@ -30,21 +30,27 @@ class TwoWeights(Optimizer):
         """Put the training weights w back into the parameters, bit for bit; idempotent."""
         if mode == self.training:
             return self
-        states = [
-            (p, self.state[p]) for g in self.param_groups for p in g["params"] if p in self.state
-        ]
+        states = list(self._states())
         if mode:
-            for p, state in states:
-                p.copy_(state.pop(WEIGHTS))
+            self._restore(states)
         else:
-            # All copies before the first write: running out of memory must not leave a mixture.
-            copies = [p.detach().clone() for p, _ in states]
-            for (p, state), copy in zip(states, copies, strict=True):
-                state[WEIGHTS] = copy
-                p.copy_(evaluation_weights(p, state[ITERATE], float(state[MOMENTUM])))
+            try:
+                for p, state in states:
+                    state[WEIGHTS] = p.detach().clone()
+                    p.copy_(evaluation_weights(p, state[ITERATE], state[MOMENTUM]))
+            except BaseException:  # out of memory, an interrupt: no mixture of the two
+                self._restore(states)
+                raise
         for group in self.param_groups:
             group["training"] = mode
         return self
+
+    def _restore(self, states: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        """Put w back. A parameter that came without a copy has m = 0, and holds w already."""
+        for p, state in states:
+            if WEIGHTS in state:
+                p.copy_(state.pop(WEIGHTS))
+        self._watch.leave()
 
     def eval(self) -> Self:
         """Put the evaluation weights w − μm into the parameters; w is kept until :meth:`train`."""
@@ -67,7 +73,7 @@ class TwoWeights(Optimizer):
         """
 
         def evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
-            return evaluation_weights(w, state[ITERATE], float(state[MOMENTUM]))
+            return evaluation_weights(w, state[ITERATE], state[MOMENTUM])
 
         return self._derived(evaluation)
 

@@ -11,22 +11,17 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from neumann.optim import checkpoint, options, update
-from neumann.optim.checkpoint import (
-    CLOCK,
-    DISTANCE,
-    ITERATE,
-    MOMENTUM,
-    OFFSET,
-    SKIPPED,
-    WEIGHTS,
-)
+from neumann.optim import options
+from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, OFFSET, SKIPPED
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
-from neumann.optim.distance import distance_squared, force, scalar_dtype
 from neumann.optim.evaluation import TwoWeights
-from neumann.optim.phases import Phase, Timetable, momentum_at, row
+from neumann.optim.execution import Implementation, Work
+from neumann.optim.kernels.cuda import Shared
+from neumann.optim.phases import Timetable
+from neumann.optim.state import Gathered, has_forces, zeros
+from neumann.optim.update import Tensors, nonfinite
 
 _timetable = lru_cache(maxsize=64)(Timetable)
 
@@ -70,13 +65,16 @@ class Neumann(TwoWeights):
         decoupled_weight_decay: subtract ηλw from the weights instead.
         skip_nonfinite: leave everything untouched, the clock included, when any gradient is not
             finite. Costs one host synchronisation a step on an accelerator.
-        state_dtype: None in this version.
+        state_dtype: the dtype of m and δ; None is each parameter's own. With torch.bfloat16 the
+            state takes half the memory and traffic of float32; it is rounded stochastically.
         precondition: None in this version.
         maximize: maximize the objective instead.
         foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
-        capturable: not built yet.
-        fused: not built yet.
+        capturable: let a CUDA graph capture the step; the learning rate becomes a tensor on the
+            device. Needs the fused CUDA kernel.
+        fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
+            chooses it where it can run; True raises where it cannot, and says why.
     """
 
     def __init__(
@@ -133,9 +131,8 @@ class Neumann(TwoWeights):
             "fused": fused,
             "training": True,
         }
+        defaults = options.plain(defaults)
         options.check_group(defaults)
-        self._scalars: dict[str, Tensor] = {}  # one for the optimizer: clock, r², skipped steps
-        self._momenta: list[Tensor] = []  # one for each group: μ of the last completed step
         super().__init__(params, defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
@@ -146,83 +143,31 @@ class Neumann(TwoWeights):
         """Add parameters, also in mid-training: they join the clock, with m = 0 and v = w."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        group = dict(param_group)
-        entries = group["params"]
-        if not isinstance(entries, Tensor | set):  # torch refuses sets itself
-            group["params"] = entries = list(entries)
-            parameters = [e[1] if isinstance(e, tuple) else e for e in entries]
-            if len({id(p) for p in parameters}) != len(parameters):
-                raise ValueError("params holds the same parameter twice in one group")
-        current = {} if not self.param_groups else {"training": self.training}
+        group = options.plain(param_group)
+        if not isinstance(group["params"], Tensor | set):  # torch refuses sets itself
+            group["params"] = list(group["params"])
+            taken = {n for known in self.param_groups for n in known.get("param_names", ())}
+            options.check_parameters(group["params"], taken)
+        current = {"training": self.training} if self.param_groups else {}
         merged = {**self.defaults, **group, **current}
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
-        self._tie_scalars()
-        self._create_state(len(self.param_groups) - 1)
+        self._capture_lr(self.param_groups[-1])
+        try:
+            self._settle_in()
+        except RuntimeError:
+            self.param_groups.pop()  # no kernel for these parameters
+            raise
+        self._create_states(len(self.param_groups) - 1)
 
-    def _create_state(self, index: int) -> None:
-        """State for those parameters of a group that need some and have none.
-
-        Made before the first step, because torch's distributed checkpoints would otherwise call
-        step() to have it made, and the clock would tick. Frozen parameters wait until they have a
-        gradient: they may be most of the model.
-        """
-        group = self.param_groups[index]
-        for p in group["params"]:
-            if p in self.state or not (p.requires_grad or p.grad is not None):
-                continue
-            state = self.state[p]
-            state.update(self._scalars)
-            state[MOMENTUM] = self._momenta[index]
-            state[ITERATE] = torch.zeros_like(p, requires_grad=False)
-            if has_forces(group):
-                state[OFFSET] = torch.zeros_like(p, requires_grad=False)
-            if not group["training"]:
-                state[WEIGHTS] = p.detach().clone()
-
-    def _tie_scalars(self) -> None:
-        """Make the scalars that the parameters' states repeat one tensor again, after a load."""
-        grouped = [
-            [self.state[p] for p in group["params"] if p in self.state]
-            for group in self.param_groups
-        ]
-        states = [state for group in grouped for state in group]
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        device = parameters[0].device if parameters else torch.device("cpu")
-
-        def one(key: str, among: list[dict[str, Any]], default: float) -> Tensor:
-            dtype = torch.int64 if key in (CLOCK, SKIPPED) else torch.float64
-            found = next((state[key] for state in among if key in state), None)
-            tensor = torch.tensor(default, dtype=dtype) if found is None else found
-            if key == DISTANCE:
-                tensor = tensor.to(device, scalar_dtype(device))
-            for state in among:
-                state[key] = tensor
-            return tensor
-
-        measured = any(DISTANCE in state for state in states)
-        self._scalars = {key: one(key, states, 0) for key in (CLOCK, SKIPPED, DISTANCE)}
-        t = self._timetable().place(int(self._clock)).t if self.param_groups else 0
-        self._momenta = [
-            one(MOMENTUM, among, momentum_at(t, group["momentum"]))
-            for group, among in zip(self.param_groups, grouped, strict=True)
-        ]
-        if not measured:
-            self._measure_distance()
-
-    @property
-    def _clock(self) -> Tensor:
-        return self._scalars[CLOCK]
-
-    def _names(self) -> dict[Tensor, str]:
-        """What to call each parameter in a message."""
-        names = {}
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                given = group.get("param_names")
-                names[p] = given[i] if given else f"parameter {i} of group {g}"
-        return names
+    @staticmethod
+    def _capture_lr(group: dict[str, Any]) -> None:
+        """A captured graph reads the learning rate from the device; schedulers write it there."""
+        if group["capturable"] and group["params"]:
+            group["lr"] = torch.as_tensor(
+                group["lr"], dtype=torch.float64, device=group["params"][0].device
+            )
 
     # ------------------------------------------------------------------ the step
 
@@ -234,18 +179,22 @@ class Neumann(TwoWeights):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss."""
+        self._refuse_evaluation_mode()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            self._refuse_evaluation_mode()  # which the closure may have entered
+        with torch.set_grad_enabled(self.param_groups[0]["differentiable"]):
+            self._step()
+        return loss
+
+    def _refuse_evaluation_mode(self) -> None:
         if not self.training:
             raise RuntimeError(
                 "step() in evaluation mode would update the wrong weights: call optimizer.train() "
                 "first"
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.set_grad_enabled(self.param_groups[0]["differentiable"]):
-            self._step()
-        return loss
 
     def _step(self) -> None:
         groups = self.param_groups
@@ -253,90 +202,109 @@ class Neumann(TwoWeights):
         for group in groups:
             options.check_moving(group)
         gathered = [self._gather(index) for index in range(len(groups))]
-        first = groups[0]
-        if first["skip_nonfinite"] and not update.all_finite(
-            [g for tensors in gathered for g in tensors.gradients]
-        ):
-            self._scalars[SKIPPED].add_(1)
-            return
-
-        self._clock.add_(1)
-        phase, t = self._timetable().place(int(self._clock))
-        forces = has_forces(first)
-        iterating = forces and phase is Phase.ITERATE
-        distance = self._scalars[DISTANCE].sqrt() if iterating else None
-        repulsive = first["repulsive"] * self._count_variables() if iterating else 0.0
-        for index, (group, tensors) in enumerate(zip(groups, gathered, strict=True)):
-            if not group["params"]:
-                continue
-            single = group["differentiable"] or group["foreach"] is False
-            lr = group["lr"] if group["differentiable"] else float(group["lr"])
-            momentum = momentum_at(t, group["momentum"])
-            decay = group["weight_decay"]
-            decoupled = group["decoupled_weight_decay"]
-            c = None
-            if distance is not None:
-                c = force(
-                    distance,
-                    lr,
-                    momentum,
-                    group["average"],
-                    group["cubic"],
-                    repulsive,
-                    group["bounded"],
-                )
-            update.apply(
-                tensors,
-                row(phase, lr, momentum, group["average"], decay if decoupled else 0.0),
-                c,
-                update.update_single if single else update.update_foreach,
-                weight_decay=0.0 if decoupled else decay,
-                maximize=group["maximize"],
-            )
-            self._momenta[index].fill_(momentum)
-            if phase is Phase.RESET:
-                for p in group["params"]:
-                    if p.grad is None and p in self.state:
-                        self.state[p][ITERATE].zero_()
+        moved = [p for moving, _ in gathered for p in moving.parameters]
+        forces = has_forces(groups[0])
         if forces:
-            self._measure_distance()
+            self._watch.look(moved, lambda p: self._names()[p])
+        found_inf = self._overflow([g for moving, _ in gathered for g in moving.gradients])
+        if found_inf is not None and not self._on_device and bool(found_inf):
+            return
+        works = [
+            Work(group, self._tensors(moving, group), self._tensors(resting, group), momentum)
+            for group, (moving, resting), momentum in zip(
+                groups, gathered, self._momenta, strict=True
+            )
+        ]
+        clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
+        scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
+        self._execution.step(works, self._shared(), clock, squared, scale, found_inf)
+        self._watch.leave(moved if forces else [])
 
-    def _gather(self, index: int) -> update.Tensors:
-        """The group's tensors that a step works on; changes nothing that a step would."""
-        group = self.param_groups[index]
-        forces = has_forces(group)
-        tensors = update.Tensors(offsets=[] if forces else None)
-        for p in group["params"]:
-            if p.grad is None:
+    def _gather(self, index: int) -> tuple[Gathered, Gathered]:
+        """A group's parameters that have a gradient, and those that have only state.
+
+        One look at each: with thousands of parameters this loop is what a step costs.
+        """
+        moving, resting = Gathered(), Gathered()
+        states = self.state
+        for p in self.param_groups[index]["params"]:
+            gradient = p.grad
+            state = states.get(p)
+            if state is None:
+                if gradient is None and not p.requires_grad:
+                    continue
+                state = self._create_state(p, index)
+            if gradient is None:
+                resting.parameters.append(p)
+                resting.states.append(state)
                 continue
-            if p.grad.layout != torch.strided:
+            if gradient.layout is not torch.strided:
                 raise RuntimeError(
                     f"Neumann does not support sparse gradients, and {self._names()[p]} has one: "
                     "give that parameter to torch.optim.SparseAdam, or build its layer with "
                     "sparse=False"
                 )
-        self._create_state(index)
-        for p in group["params"]:
-            state = self.state.get(p)
-            if state is None:
-                continue
-            # Without forces there is no average; when they come back it starts at the weights.
-            if not forces:
-                state.pop(OFFSET, None)
-            elif OFFSET not in state:
-                state[OFFSET] = torch.zeros_like(p, requires_grad=False)
-            if p.grad is None:
-                continue
-            tensors.weights.append(p)
-            tensors.gradients.append(p.grad)
-            tensors.iterates.append(state[ITERATE])
-            if tensors.offsets is not None:
-                tensors.offsets.append(state[OFFSET])
-        return tensors
+            moving.parameters.append(p)
+            moving.gradients.append(gradient)
+            moving.states.append(state)
+        return moving, resting
+
+    def _tensors(self, found: Gathered, group: dict[str, Any]) -> Tensors:
+        """The tensors of a step. Without forces there is no average to keep."""
+        offsets = None
+        if has_forces(group):
+            for p, state in zip(found.parameters, found.states, strict=True):
+                if OFFSET not in state:  # forces were off until now: the average starts here
+                    state[OFFSET] = zeros(p, group)
+            offsets = [state[OFFSET] for state in found.states]
+        else:
+            for state in found.states:
+                if state.pop(OFFSET, None) is not None:
+                    self._scalars[DISTANCE].zero_()
+        iterates = [state[ITERATE] for state in found.states]
+        return Tensors(found.parameters, found.gradients, iterates, offsets)
+
+    def _overflow(self, gradients: list[Tensor]) -> Tensor | None:
+        """Not zero if the step must be skipped; None if nobody looks."""
+        found: Tensor | None = getattr(self, "found_inf", None)
+        if not self.param_groups[0]["skip_nonfinite"]:
+            return found
+        skipped = self._scalars[SKIPPED]
+        flag = nonfinite(gradients, skipped.device)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        skipped.add_(flag)
+        return flag if found is None else found + flag
+
+    def reset_average(self) -> None:
+        """Start the moving average anew at the present weights: v = w, r = 0."""
+        for _, state in self._states():
+            if OFFSET in state:
+                state[OFFSET].zero_()
+        self._measure_distance()
 
     def _timetable(self) -> Timetable:
         first = self.param_groups[0]
         return _timetable(first["warmup_steps"], first["reset_steps"], first["reset_growth"])
+
+    def _shared(self) -> Shared:
+        first = self.param_groups[0]
+        return Shared(
+            timetable=self._timetable(),
+            cubic=first["cubic"],
+            repulsive=first["repulsive"] * self._count_variables() if first["repulsive"] else 0.0,
+            average=first["average"],
+            bounded=first["bounded"],
+        )
+
+    @property
+    def _on_device(self) -> bool:
+        return self._execution.implementation is Implementation.CUDA
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler may leave unscaling and skipping to step(): a kernel does both."""
+        return self._on_device or self._execution.implementation is Implementation.CPU
 
     def _count_variables(self) -> int:
         variables = self.param_groups[0]["variables"]
@@ -345,21 +313,13 @@ class Neumann(TwoWeights):
         counted = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         return len(counted) if variables == "tensors" else sum(p.numel() for p in counted)
 
-    def _measure_distance(self) -> None:
-        """Sum r² for the next step; saved with the state, so that a resumed run has its bits."""
-        states = (self.state[p] for g in self.param_groups for p in g["params"] if p in self.state)
-        offsets = [state[OFFSET] for state in states if OFFSET in state]
-        if torch.is_grad_enabled():
-            offsets = [offset.clone() for offset in offsets]  # the next step writes the originals
-        scalar = self._scalars[DISTANCE]
-        scalar.copy_(distance_squared(offsets, scalar.device))
-
     # ------------------------------------------------------------------ looking in
 
     @torch.no_grad()
     def diagnostics(self) -> Diagnostics:
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
         first = self.param_groups[0]
+        self._execution.settle(self._scalars[DISTANCE])
         squared = self._scalars[DISTANCE].detach().clone()
         variables = self._count_variables()
         groups = []
@@ -379,46 +339,16 @@ class Neumann(TwoWeights):
         return Diagnostics(
             tuple(groups),
             self._timetable(),
-            self._clock.clone(),
+            self._scalars[CLOCK].clone(),
             self._scalars[SKIPPED].clone(),
             squared,
         )
 
     # ------------------------------------------------------------------ copies and checkpoints
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adopt state, hyperparameters and mode. Parameters are never written.
-
-        Load the model's weights before or after, saved in the same mode as the state dict.
-        """
-
-        def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            checkpoint.check_fits(self.param_groups, self._names(), loaded)
-            return checkpoint.wrap(loaded)
-
-        # A hook registered now runs after the user's own, so it sees what they made of the dict.
-        handle = self.register_load_state_dict_pre_hook(prepare)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)  # a key that an older state dict does not have
-        for p, entry in self.state.items():
-            for key, value in entry.items():
-                entry[key] = checkpoint.unwrap(value, key, p)
-            entry.setdefault(ITERATE, torch.zeros_like(p, requires_grad=False))
-        self._tie_scalars()
-        for index in range(len(self.param_groups)):
-            self._create_state(index)
-
     def __repr__(self) -> str:
         first = self.param_groups[0]
-        step = int(self._clock)
+        step = int(self._scalars[CLOCK])
         phase, t = self._timetable().place(step)
         shared = ", ".join(f"{name}={first[name]!r}" for name in options.SHARED)
         lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {shared}"]
@@ -432,8 +362,3 @@ class Neumann(TwoWeights):
                 f"  group {index}: {len(group['params'])} tensors, {weights:,} weights, {own}"
             )
         return "\n".join(lines) + "\n)"
-
-
-def has_forces(group: dict[str, Any]) -> bool:
-    """Whether the average is needed at all."""
-    return bool(group["cubic"] or group["repulsive"])

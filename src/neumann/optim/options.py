@@ -9,6 +9,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # One number over all groups: r is global, and so is the clock.
@@ -22,8 +23,25 @@ SHARED = (
     "reset_steps",
     "reset_growth",
     "skip_nonfinite",
+    "state_dtype",
+    "foreach",
+    "differentiable",
+    "capturable",
+    "fused",
     "training",
 )
+FLAGS = (
+    "bounded",
+    "decoupled_weight_decay",
+    "skip_nonfinite",
+    "maximize",
+    "foreach",
+    "differentiable",
+    "capturable",
+    "fused",
+    "training",
+)
+STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # Options of the optimizer as a whole; a group that names one of them is mistaken.
 OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
@@ -39,7 +57,7 @@ def resolve_steps(
     """Warm-up and first reset interval in steps. A count in steps wins over one in epochs."""
     if steps_per_epoch is not None:
         _require(
-            _is_number(steps_per_epoch) and steps_per_epoch >= 1,
+            _is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
             "steps_per_epoch",
             steps_per_epoch,
             "the number of optimizer steps in an epoch, at least 1",
@@ -49,13 +67,13 @@ def resolve_steps(
         ("warmup", warmup_steps, warmup_epochs),
         ("reset", reset_steps, reset_epochs),
     ):
+        _require(
+            _is_number(epochs) and 0 <= epochs < 1e9,
+            f"{kind}_epochs",
+            epochs,
+            "a number of at least 0",
+        )
         if steps is None:
-            _require(
-                _is_number(epochs) and epochs >= 0,
-                f"{kind}_epochs",
-                epochs,
-                "a finite number of at least 0",
-            )
             if steps_per_epoch is None:
                 raise ValueError(
                     f"{kind}_steps is None and so is steps_per_epoch: pass "
@@ -67,6 +85,31 @@ def resolve_steps(
                 steps = max(1, steps)  # 0 would mean: never
         resolved.append(steps)
     return resolved[0], resolved[1]
+
+
+def plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The group with NumPy's numbers as Python's, which checkpoints can be loaded with."""
+    return {key: _plain(value) for key, value in group.items()}
+
+
+def check_parameters(entries: Sequence[Any], taken: set[str]) -> None:
+    """Refuse parameters that stand twice, names that do, and memory that cannot be written."""
+    seen: set[int] = set()
+    names = set(taken)
+    for index, entry in enumerate(entries):
+        name, parameter = entry if isinstance(entry, tuple) else (None, entry)
+        called = f"number {index}" if name is None else repr(name)
+        if id(parameter) in seen:
+            raise ValueError(f"params holds the same parameter twice: {called} stood before")
+        seen.add(id(parameter))
+        if name is not None and name in names:
+            raise ValueError(f"params names two parameters {name!r}: names must differ")
+        names.add(name)
+        if isinstance(parameter, Tensor) and parameter.is_conj():
+            raise ValueError(
+                f"params holds a conjugate view, {called}, which has no memory of its own to "
+                "update: pass resolve_conj() of it"
+            )
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -100,8 +143,15 @@ def check_group(group: Mapping[str, Any]) -> None:
         variables,
         '"tensors", "elements" or a count of at least 1',
     )
-    for name in ("state_dtype", "precondition"):
-        _require(group[name] is None, name, group[name], "None in this version")
+    for name in FLAGS:
+        value = group[name]
+        good = isinstance(value, bool) or (value is None and name in ("foreach", "fused"))
+        _require(good, name, value, "True or False")
+    state_dtype = group["state_dtype"]
+    known = state_dtype in STATE_DTYPES
+    _require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
+    precondition = group["precondition"]
+    _require(precondition is None, "precondition", precondition, "None in this version")
     check_implementation(group)
 
 
@@ -123,18 +173,20 @@ def check_moving(group: Mapping[str, Any]) -> None:
 
 
 def check_implementation(group: Mapping[str, Any]) -> None:
-    """Refuse flags that contradict each other or that are not built."""
+    """Refuse flags that contradict each other."""
     if group["fused"] and (group["foreach"] or group["differentiable"]):
         other = "foreach" if group["foreach"] else "differentiable"
         raise ValueError(f"fused=True and {other}=True exclude each other: choose one")
+    if group["capturable"] and (group["foreach"] is not None or group["differentiable"]):
+        other = "differentiable" if group["differentiable"] else "foreach"
+        raise ValueError(
+            f"capturable=True is the fused CUDA kernel's, so leave {other} at its default"
+        )
     if group["foreach"] and group["differentiable"]:
         raise ValueError(
             "foreach=True and differentiable=True exclude each other: the single-tensor form is "
             "the differentiable one"
         )
-    for name in ("fused", "capturable"):
-        if group[name]:
-            raise NotImplementedError(f"{name}=True is not built yet: leave {name} at its default")
 
 
 def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -160,3 +212,11 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value

@@ -97,23 +97,42 @@ def apply(
     *,
     weight_decay: float = 0.0,
     maximize: bool = False,
+    seed: int = 0,
 ) -> None:
     """Run `update` on the tensors, sorted by device and dtype, complex ones as pairs of reals.
 
     The gradients are negated for `maximize` and decayed first; the caller's are never changed.
+    `seed` is for the rounding of bfloat16 state, and has to differ from step to step.
     """
     for own, wide in _buckets(tensors):
         gradients = decayed_gradients(wide.gradients, wide.weights, weight_decay, maximize)
         here = None if force is None else force.to(wide.weights[0].device)
         update(replace(wide, gradients=gradients), row, here)
-        for own_list, wide_list in (
-            (own.weights, wide.weights),
-            (own.iterates, wide.iterates),
-            (own.offsets, wide.offsets),
-        ):
-            if own_list is not None and wide_list is not None and own_list is not wide_list:
-                for mine, widened in zip(own_list, wide_list, strict=True):
-                    mine.copy_(widened)
+        if own.weights is not wide.weights:
+            for mine, widened in zip(own.weights, wide.weights, strict=True):
+                mine.copy_(widened)
+        noise = torch.Generator(wide.weights[0].device).manual_seed(seed)
+        for kept, computed in ((own.iterates, wide.iterates), (own.offsets, wide.offsets)):
+            if kept is not None and computed is not None and kept is not computed:
+                for mine, widened in zip(kept, computed, strict=True):
+                    _store(mine, widened, noise)
+
+
+def _store(state: Tensor, value: Tensor, noise: torch.Generator) -> None:
+    """Round `value` into `state`; into bfloat16 stochastically.
+
+    δ shrinks by 1 % a step, which is about one unit in bfloat16's last place: rounded to nearest it
+    would stop short of where it belongs. Up or down by chance, in proportion, is right on average.
+    """
+    if state.dtype != torch.bfloat16 or value.dtype != torch.float32 or value.requires_grad:
+        state.copy_(value)
+        return
+    low = torch.randint(
+        1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=noise
+    )
+    bits = (value.contiguous().view(torch.int32) + low) & -(1 << 16)
+    # Adding to the bits of infinity or NaN would make another number of them.
+    state.copy_(torch.where(torch.isfinite(value), bits.view(torch.float32), value))
 
 
 def decayed_gradients(
@@ -129,16 +148,19 @@ def decayed_gradients(
     return list(torch._foreach_add(gradients, weights, alpha=weight_decay))
 
 
-def all_finite(gradients: Sequence[Tensor]) -> bool:
-    """Whether every element of every gradient is finite; the host waits for the answer."""
+def nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """1 on `device` if any element of any gradient is inf or NaN, else 0; an int64 scalar."""
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         if gradient.numel():
             real = _real(gradient)
             buckets.setdefault((real.device, real.dtype), []).append(real)
-    # The largest magnitude carries inf and NaN and, unlike a sum of squares, cannot overflow.
-    peaks = [torch.stack(torch._foreach_norm(bucket, torch.inf)) for bucket in buckets.values()]
-    return all(bool(torch.isfinite(peak).all()) for peak in peaks)
+    flag = torch.zeros((), dtype=torch.int64, device=device)
+    for bucket in buckets.values():
+        # The largest magnitude carries inf and NaN and, unlike a sum of squares, cannot overflow.
+        peaks = torch.stack(torch._foreach_norm(bucket, torch.inf))
+        flag = flag.maximum((~torch.isfinite(peaks)).any().to(device, torch.int64))
+    return flag
 
 
 def evaluation_weights(weight: Tensor, iterate: Tensor, momentum: Any) -> Tensor:

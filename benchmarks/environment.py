@@ -1,0 +1,32 @@
+"""What a published number has beside it: command, commit, date, hardware and versions."""
+
+import datetime
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("triton", "numba", "schedulefree"):
+        try:
+            versions[name] = __import__(name).__version__
+        except (ImportError, AttributeError):
+            continue
+    hardware = platform.machine()
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware,
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }

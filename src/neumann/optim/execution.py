@@ -1,0 +1,244 @@
+"""How a step is carried out: which implementation runs, and where its scalars live.
+
+On the host the clock is a CPU tensor: phase, rows and forces are worked out in Python, and the
+update runs per tensor, as foreach or through numba. On CUDA with Triton nothing is: clock, phase,
+rows and r² stay in device memory, so that no step waits for the host.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neumann.optim import update
+from neumann.optim.distance import distance_squared, force, root
+from neumann.optim.kernels import cpu, cuda
+from neumann.optim.kernels.cuda import Shared
+from neumann.optim.phases import Phase, momentum_at, row
+
+
+class Implementation(enum.StrEnum):
+    """The forms of the one update."""
+
+    SINGLE = "single"
+    FOREACH = "foreach"
+    CPU = "fused on CPU"
+    CUDA = "fused on CUDA"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One group's share of a step: its options, and its parameters with and without gradient."""
+
+    options: Mapping[str, Any]
+    tensors: update.Tensors
+    resting: update.Tensors  # no gradient: left alone, but for a reset of m and their part in r
+    momentum: Tensor  # receives μ
+
+
+def choose(groups: Sequence[Mapping[str, Any]]) -> Implementation:
+    """The implementation that the flags ask for, or the fastest there is where they leave it open.
+
+    Raises where `fused=True` or `capturable=True` cannot be had.
+    """
+    first = groups[0]
+    devices = {p.device for group in groups for p in group["params"]}
+    chosen, why = _fused(devices) if devices else (Implementation.FOREACH, None)
+    if devices and first["capturable"] and chosen is not Implementation.CUDA:
+        raise RuntimeError(
+            "capturable=True needs the fused CUDA kernel, which cannot run here: "
+            + (why or "the parameters are on the CPU")
+        )
+    if first["differentiable"] or first["foreach"] is False:
+        return Implementation.SINGLE
+    if first["foreach"] or first["fused"] is False:
+        return Implementation.FOREACH
+    if why is not None and first["fused"]:
+        raise RuntimeError(f"fused=True cannot run here: {why}")
+    return Implementation.FOREACH if chosen is None else chosen
+
+
+def _fused(devices: set[torch.device]) -> tuple[Implementation | None, str | None]:
+    """The kernel for these devices, or why there is none."""
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices)))
+        return None, f"the parameters must be on one device, and are on {found}"
+    (device,) = devices
+    if device.type == "cuda":
+        why, kernel = cuda.unavailable(), Implementation.CUDA
+    elif device.type == "cpu":
+        why, kernel = cpu.unavailable(), Implementation.CPU
+    else:
+        return None, f"there is no kernel for {device.type}"
+    return (kernel, None) if why is None else (None, why)
+
+
+class Host:
+    """Steps whose clock and coefficients are Python numbers."""
+
+    def __init__(self, implementation: Implementation) -> None:
+        self.implementation = implementation
+        self._passes: dict[int, cpu.Pass] = {}
+
+    def step(
+        self,
+        works: Sequence[Work],
+        shared: Shared,
+        clock: Tensor,
+        squared: Tensor,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Tick, and update every group; `squared` is r² before and after.
+
+        `found_inf` is for the device alone: on the host a step to be skipped does not get here.
+        """
+        clock.add_(1)
+        step = int(clock)
+        phase, t = shared.timetable.place(step)
+        forces = bool(shared.cubic or shared.repulsive)
+        now = _Now(
+            phase,
+            t,
+            step,
+            # The force acts in the iterate phase alone.
+            root(squared) if forces and phase is Phase.ITERATE else None,
+            1.0 if grad_scale is None else 1 / float(grad_scale),
+        )
+        sums = [self._group(index, work, shared, now) for index, work in enumerate(works)]
+        if phase is Phase.RESET:
+            for work in works:
+                for iterate in work.resting.iterates:
+                    iterate.zero_()
+        if forces:
+            # The pass over memory has summed δ² on its way; what it did not touch is left.
+            offsets = [o for work in works for o in work.resting.offsets or []]
+            if self.implementation is not Implementation.CPU:
+                offsets += [o for work in works for o in work.tensors.offsets or []]
+            if torch.is_grad_enabled():
+                offsets = [o.clone() for o in offsets]  # the next step writes the originals
+            squared.copy_(distance_squared(offsets, squared.device) + sum(sums))
+
+    def _group(self, index: int, work: Work, shared: Shared, now: "_Now") -> float:
+        """Update one group; the sum of its δ² where the pass over memory has summed it."""
+        options = work.options
+        lr = options["lr"] if options["differentiable"] else float(options["lr"])
+        momentum = momentum_at(now.t, options["momentum"])
+        work.momentum.fill_(momentum)
+        if not work.tensors.weights:
+            return 0.0
+        decay, decoupled = options["weight_decay"], options["decoupled_weight_decay"]
+        coefficients = row(now.phase, lr, momentum, shared.average, decay if decoupled else 0.0)
+        l2 = 0.0 if decoupled else decay
+        c = None
+        if now.distance is not None:
+            c = force(
+                now.distance,
+                lr,
+                momentum,
+                shared.average,
+                shared.cubic,
+                shared.repulsive,
+                shared.bounded,
+            )
+        if self.implementation is Implementation.CPU:
+            return self._passes.setdefault(index, cpu.Pass()).run(
+                work.tensors,
+                coefficients,
+                0.0 if c is None else float(c),
+                weight_decay=l2,
+                maximize=options["maximize"],
+                grad_scale=now.grad_factor,
+                rounding="stochastic",
+                seed=now.step,
+            )
+        single = self.implementation is Implementation.SINGLE
+        update.apply(
+            work.tensors,
+            coefficients,
+            c,
+            update.update_single if single else update.update_foreach,
+            weight_decay=l2,
+            maximize=options["maximize"],
+            seed=now.step,
+        )
+        return 0.0
+
+    def settle(self, squared: Tensor) -> None:
+        """r² is always up to date here."""
+
+    def forget(self) -> None:
+        """Nothing is pending here."""
+
+
+@dataclass(frozen=True)
+class _Now:
+    """One step on the host."""
+
+    phase: Phase
+    t: int
+    step: int
+    distance: Tensor | None  # r, in a step where a force acts
+    grad_factor: float  # 1 / grad_scale
+
+
+class Device:
+    """Steps whose clock and coefficients never leave the GPU."""
+
+    implementation = Implementation.CUDA
+
+    def __init__(self, device: torch.device) -> None:
+        self._stepper = cuda.Stepper(device, rounding="stochastic")
+
+    def step(
+        self,
+        works: Sequence[Work],
+        shared: Shared,
+        clock: Tensor,
+        squared: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Tick, and update every group, all on the device; r² is pending until :meth:`settle`."""
+        self._stepper.step(
+            [_cuda_group(work) for work in works],
+            shared,
+            clock,
+            squared,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+        )
+
+    def settle(self, squared: Tensor) -> None:
+        """Bring r² up to date, with the bits that the next step would see."""
+        self._stepper.settle(squared)
+
+    def forget(self) -> None:
+        """r² has been set from outside: what was pending no longer counts."""
+        self._stepper.forget()
+
+
+def _cuda_group(work: Work) -> cuda.Group:
+    options, moving, resting = work.options, work.tensors, work.resting
+    decay, decoupled = options["weight_decay"], options["decoupled_weight_decay"]
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and lr.device != work.momentum.device:
+        lr = float(lr)
+    offsets = None
+    if moving.offsets is not None and resting.offsets is not None:
+        offsets = moving.offsets + resting.offsets
+    return cuda.Group(
+        weights=moving.weights + resting.weights,
+        gradients=[*moving.gradients, *(None for _ in resting.weights)],
+        iterates=moving.iterates + resting.iterates,
+        offsets=offsets,
+        lr=lr,
+        momentum=options["momentum"],
+        weight_decay=0.0 if decoupled else decay,
+        decoupled_decay=decay if decoupled else 0.0,
+        maximize=options["maximize"],
+        last_momentum=work.momentum,
+    )

@@ -1,0 +1,271 @@
+"""The step on an NVIDIA GPU: one pass over the weights, whatever the number of tensors.
+
+    d = ±g/grad_scale + λ·w + c·δ
+    m ← a·m − e·d
+    s = b·m − f·d − z·w
+    w ← w + s
+    δ ← h·(δ + s)           and Σδ² for the next step, in partial sums
+
+A step is two launches (and one more for each further combination of dtypes): one program works out
+phase, row and force of every group from the clock and the partial sums, then the weights are
+updated. The host sends tables and never waits: what changes from step to step is read from device
+memory, so that a captured CUDA graph can be replayed while clock, phase and a tensor learning rate
+go on. Sums are added in a fixed order: the same input gives the same bits.
+
+It can fail in three ways, each with an error: no Triton or no device (`unavailable`), a tensor of
+another dtype or device, and a graph captured before a first step has built tables and kernels.
+Graphs have static tensors: between replays no weight or state may be moved, nor a gradient of the
+capture. On a GPU this needs a compute capability of 7.0; on CPU tensors it runs, slowly, where
+TRITON_INTERPRET=1 was set before Triton was imported.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from itertools import compress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from neumann.optim.kernels import cuda_tables
+from neumann.optim.kernels.cuda_tables import Group, Launch, Layout, Mirror, Shared
+
+__all__ = ["Group", "Shared", "Stepper", "unavailable"]
+
+BLOCK = 4096  # weights a program
+SCALAR_WARPS = 16
+ROUNDINGS = ("nearest", "stochastic")
+
+
+def unavailable() -> str | None:
+    """Why this module cannot be used here; None if it can."""
+    try:
+        kernels = _kernels()
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}): install it with `pip install triton`"
+    if _is_interpreted(kernels) or torch.cuda.is_available():
+        return None
+    return "torch finds no CUDA device"
+
+
+class Stepper:
+    """The steps of one optimizer on one device, and what they keep between them.
+
+    Args:
+        device: where all tensors are.
+        block: weights a program takes; a power of 2.
+        warps: warps of 32 threads a program; None chooses 64 bytes of each tensor a thread.
+        rounding: how a bfloat16 state is rounded, "nearest" or "stochastic" (deterministic: a hash
+            of clock, tensor and element). Weights are rounded to nearest.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        block: int = BLOCK,
+        warps: int | None = None,
+        rounding: str = "nearest",
+    ) -> None:
+        reason = unavailable()
+        if reason is not None:
+            raise RuntimeError(reason)
+        device = torch.device(device)
+        wanted = "cpu" if _is_interpreted(_kernels()) else "cuda"
+        if device.type != wanted:
+            raise ValueError(f"device must be of type {wanted} here, got {device}")
+        if block < 32 or block & (block - 1):
+            raise ValueError(f"block must be a power of 2 of at least 32, got {block}")
+        if warps is not None and warps > 1 and block < 256 * warps:
+            # Warps without elements of their own would repeat those of others while these are
+            # being written, and their share would go into the sum.
+            raise ValueError(f"warps={warps} needs a block of {256 * warps} or more, got {block}")
+        if rounding not in ROUNDINGS:
+            raise ValueError(f"rounding must be one of {ROUNDINGS}, got {rounding!r}")
+        if wanted == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.block = block
+        self.warps = warps
+        self.rounding = rounding
+        self._layout: Layout | None = None
+        self._constants: list[dict[str, Any]] = []
+        self._captured: list[Layout] = []
+        self._mirrors = {name: Mirror(device) for name in ("gradients", "settings", "resets")}
+
+    def forget(self) -> None:
+        """Drop the tables and the sums not settled; the next step takes the distance it is given.
+
+        For after a state was loaded. Graphs captured before keep what they use.
+        """
+        self._layout = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start without tables: settle first."""
+        make = partial(Stepper, block=self.block, warps=self.warps, rounding=self.rounding)
+        return make, (self.device,)
+
+    @torch.no_grad()
+    def step(
+        self,
+        groups: Sequence[Group],
+        shared: Shared,
+        clock: Tensor,
+        distance_squared: Tensor,
+        *,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """One step of all groups. Ticks the clock (0-d int64) and brings r² (0-d float64) up to
+        the state before this step; the sums of this one stay pending.
+
+        Where found_inf is not zero nothing changes. Gradients are divided by grad_scale.
+        """
+        self._check_scalar("clock", clock, torch.int64)
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        for group in groups:
+            self._check_scalar("last_momentum", group.last_momentum, torch.float64)
+        kernels = _kernels()
+        with self._on_device():
+            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            layout, addresses, copies = self._laid_out(groups, distance_squared, capturing)
+            contents = {
+                "gradients": cuda_tables.column(addresses),
+                "settings": cuda_tables.settings(groups, shared, self.device),
+                "resets": cuda_tables.reset_times(shared.timetable)[0],
+            }
+            tables = {
+                name: self._mirrors[name].follow(contents[name], capturing) for name in contents
+            }
+            layout.lend()
+            kernels.scalars_kernel[(1,)](
+                clock,
+                distance_squared,
+                layout.pending,
+                layout.partials,
+                layout.sums,
+                found_inf,
+                grad_scale,
+                tables["settings"],
+                tables["settings"].view(torch.float64),
+                len(groups),
+                tables["resets"],
+                layout.rows,
+                OFFSETS=layout.with_offsets,
+                num_warps=SCALAR_WARPS,
+            )
+            for launch, constants in zip(layout.launches, self._constants, strict=True):
+                kernels.update_kernel[(launch.programs,)](
+                    layout.programs,
+                    layout.records,
+                    tables["gradients"],
+                    layout.rows,
+                    clock,
+                    layout.partials,
+                    launch.base,
+                    **constants,
+                )
+            layout.give_back()
+            del copies  # not before the launches that read them
+            if not capturing:
+                increment_version(_written(groups, clock, distance_squared))
+
+    def settle(self, distance_squared: Tensor) -> None:
+        """Add up what the last step left pending: the bits the next step would compute."""
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        layout = self._layout
+        if layout is None or not layout.with_offsets:
+            return
+        with self._on_device():
+            _kernels().settle_kernel[(1,)](
+                distance_squared,
+                layout.pending,
+                layout.partials,
+                layout.sums,
+                num_warps=SCALAR_WARPS,
+            )
+            if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                increment_version(distance_squared)
+
+    def _laid_out(
+        self, groups: Sequence[Group], distance_squared: Tensor, capturing: bool
+    ) -> tuple[Layout, list[int], list[Tensor]]:
+        """A layout for these groups and the addresses of their gradients."""
+        gradients = [gradient for group in groups for gradient in group.gradients]
+        layout = self._layout
+        found = None
+        if layout is not None and layout.fits(groups):
+            found = layout.gradient_addresses(gradients)
+        if layout is None or found is None:
+            if capturing:
+                raise RuntimeError(
+                    "a step is captured that has no tables yet: take a step with the same "
+                    "parameters before the capture, as for any graph, and move none of them after"
+                )
+            self.settle(distance_squared)  # the sums are those of the old layout
+            pad = int(_kernels().REDUCE.value)
+            layout = self._layout = Layout(groups, self.device, self.block, pad)
+            self._constants = [self._constants_of(launch) for launch in layout.launches]
+            found = layout.gradient_addresses(gradients)
+            assert found is not None  # the layout has their dtypes
+        if capturing:
+            self._captured.append(layout)
+        return layout, *found
+
+    def _constants_of(self, launch: Launch) -> dict[str, Any]:
+        language = _kernels().tl
+
+        def spelled(dtype: torch.dtype | None) -> Any:
+            return None if dtype is None else getattr(language, str(dtype).removeprefix("torch."))
+
+        dtypes = launch.dtypes
+        warps = self.warps or min(max(self.block * dtypes.arithmetic.itemsize // 2048, 1), 16)
+        return {
+            "WEIGHT_TYPE": spelled(dtypes.weight),
+            "GRADIENT_TYPE": spelled(dtypes.gradient),
+            "ITERATE_TYPE": spelled(dtypes.iterate),
+            "OFFSET_TYPE": spelled(dtypes.offset),
+            "ARITHMETIC": spelled(dtypes.arithmetic),
+            "BLOCK": self.block,
+            "VECTOR": dtypes.vector,
+            "STOCHASTIC": self.rounding == "stochastic",
+            "num_warps": warps,
+        }
+
+    def _check_scalar(self, name: str, scalar: Tensor, dtype: torch.dtype) -> None:
+        if scalar.device != self.device or scalar.dtype != dtype or scalar.numel() != 1:
+            raise ValueError(
+                f"{name} must be one {dtype} on {self.device}, got {scalar.numel()} of "
+                f"{scalar.dtype} on {scalar.device}"
+            )
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        if self.device.type == "cuda":
+            return torch.cuda.device(self.device)
+        return contextlib.nullcontext()
+
+
+def _written(groups: Sequence[Group], clock: Tensor, distance_squared: Tensor) -> list[Tensor]:
+    """What a step changes, if it does not skip."""
+    written = [clock, distance_squared]
+    for group in groups:
+        written.append(group.last_momentum)
+        written += group.iterates
+        moved = [gradient is not None for gradient in group.gradients]
+        written += compress(group.weights, moved)
+        written += compress(group.offsets or (), moved)
+    return written
+
+
+def _kernels() -> ModuleType:
+    """Imported late: the package works without Triton."""
+    from neumann.optim.kernels import cuda_kernels
+
+    return cuda_kernels
+
+
+def _is_interpreted(kernels: ModuleType) -> bool:
+    return not isinstance(kernels.update_kernel, kernels.triton.runtime.JITFunction)

@@ -1,0 +1,190 @@
+"""What only a GPU can show. The last real output is kept under results/gpu-tests.txt."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from neumann import Neumann
+from neumann.optim.execution import Implementation
+from runs import Run, advance, deviation, finished, finished_oracle, optimizer_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+STRONG = {"cubic": 0.05, "repulsive": 0.05}
+RUN = Run(
+    [
+        {"sizes": (1, 16, 1000), "lr": 0.1, "weight_decay": 0.01},
+        {"sizes": (3, 70_000), "lr": 0.03, "momentum": 0.6},
+    ],
+    options={"cubic": 1e-3, "repulsive": 1e4},
+)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return finished_oracle(RUN)
+
+
+def test_the_kernel_is_chosen():
+    p = nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0)
+    assert optimizer._execution.implementation is Implementation.CUDA
+    assert optimizer._step_supports_amp_scaling
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_against_the_oracle(exact, options, dtype, bound):
+    optimizer = finished(RUN, dtype, device="cuda", **options)
+    assert deviation(optimizer, exact) < bound
+
+
+def test_bfloat16_state(exact):
+    optimizer = finished(RUN, torch.float32, device="cuda", state_dtype=torch.bfloat16)
+    assert deviation(optimizer, exact) < 2e-2
+
+
+def test_the_same_run_twice_has_the_same_bits():
+    run = copy.copy(RUN)
+    run.steps = 60
+    for options in ({}, {"state_dtype": torch.bfloat16}):
+        first, second = (finished(run, torch.float32, device="cuda", **options) for _ in "ab")
+        for a, b in zip(first.eval_params(), second.eval_params(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("stop", [5, 41, 55])
+def test_a_resumed_run_has_the_same_bits(stop):
+    run = copy.copy(RUN)
+    run.steps = 90
+    whole = finished(run, torch.float32, device="cuda")
+    half = optimizer_of(run, torch.float32, device="cuda")
+    for step in range(stop):
+        advance(run, half, step)
+    rest = optimizer_of(run, torch.float32, device="cuda")
+    rest.load_state_dict(copy.deepcopy(half.state_dict()))
+    with torch.no_grad():
+        for ours, theirs in zip(rest.param_groups, half.param_groups, strict=True):
+            for p, q in zip(ours["params"], theirs["params"], strict=True):
+                p.copy_(q)
+    for step in range(stop, run.steps):
+        advance(run, rest, step)
+    for a, b in zip(whole.eval_params(), rest.eval_params(), strict=True):
+        assert torch.equal(a, b)
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).cuda()
+    return model, torch.randn(40, 64, 8, device="cuda")
+
+
+@pytest.mark.parametrize("skip_nonfinite", [False, True])
+def test_no_step_waits_for_the_host(skip_nonfinite):
+    model, data = network()
+    options = {"skip_nonfinite": skip_nonfinite, **STRONG}
+    optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=4, reset_steps=5, **options)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+    def train(x):
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        return optimizer.diagnostics()
+
+    train(data[0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        snapshots = [train(x) for x in data[1:30]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [s.step for s in snapshots] == list(range(2, 31))
+    assert snapshots[3].phase == "reset"
+
+
+def test_a_captured_graph_replays_all_phases_with_a_changing_lr():
+    """Forward, backward and step captured once, replayed, against eager steps: the same bits."""
+
+    def build():
+        model, data = network()
+        optimizer = Neumann(
+            model.parameters(), lr=0.1, warmup_steps=6, reset_steps=7, capturable=True, **STRONG
+        )
+        return model, data, optimizer
+
+    def body(model, optimizer, x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        for p in model.parameters():
+            p.grad.zero_()
+
+    lrs = [0.1 / (1 + step) for step in range(40)]
+    captured, data, optimizer = build()
+    eager, _, reference = build()
+    for model in (captured, eager):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+    static = data[0].clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for step in range(3):
+            optimizer.param_groups[0]["lr"].fill_(lrs[step])
+            static.copy_(data[step])
+            body(captured, optimizer, static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body(captured, optimizer, static)
+    phases = set()
+    for step in range(40):
+        reference.param_groups[0]["lr"].fill_(lrs[step])
+        body(eager, reference, data[step])
+        if step >= 3:
+            optimizer.param_groups[0]["lr"].fill_(lrs[step])
+            static.copy_(data[step])
+            graph.replay()
+            phases.add(optimizer.diagnostics().phase)
+            for p, q in zip(captured.parameters(), eager.parameters(), strict=True):
+                assert torch.equal(p, q)
+    assert phases == {"warm-up", "reset", "iterate"}
+    assert optimizer.diagnostics().as_dict() == reference.diagnostics().as_dict()
+
+
+def test_grad_scaler_skips_without_asking_the_host():
+    model, data = network()
+    optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=2, reset_steps=3, **STRONG)
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
+    for step in range(12):
+        optimizer.zero_grad()
+        scaler.scale(model(data[step]).square().mean()).backward()
+        before = copy.deepcopy([p.detach() for p in model.parameters()])
+        if step % 4 == 1:
+            model[0].weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        resets = optimizer.diagnostics().phase == "reset"
+        assert all(same) == (step % 4 == 1 or resets)
+    assert optimizer.diagnostics().step == 9
+
+
+def test_more_than_two_to_the_31_elements():
+    size = 2**31 + 4096 + 3
+    p = nn.Parameter(torch.ones(size, dtype=torch.bfloat16, device="cuda"))
+    p.grad = torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    small = nn.Parameter(torch.ones(16, dtype=torch.bfloat16, device="cuda"))
+    small.grad = torch.ones_like(small)
+    options = {"warmup_steps": 1, "reset_steps": 0, "cubic": 0.0, "repulsive": 0.0}
+    large, little = (Neumann([q], lr=0.125, **options) for q in (p, small))
+    for _ in range(4):
+        large.step()
+        little.step()
+    # Without forces the state of bfloat16 sums of powers of two is exact to a rounding.
+    for part in (slice(0, 16), slice(2**31 - 8, 2**31 + 8), slice(size - 16, size)):
+        assert torch.allclose(p.detach()[part].float(), small.detach().float(), rtol=0.02)
+    assert p.detach().min() > 0.2
+    assert p.detach().max() < 1.0
