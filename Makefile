@@ -57,7 +57,7 @@ wheel: .venv/.dev .venv-wheel/.installed
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv --clear .venv-oldest
-	.venv-oldest/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt pytest hypothesis numpy scikit-learn --editable .
+	.venv-oldest/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt pytest hypothesis numpy scikit-learn --editable ".[cpu]"
 	@touch $@
 
 test-oldest: .venv-oldest/.installed

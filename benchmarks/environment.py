@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+def environment(device: torch.device, commit: str | None = None) -> dict[str, Any]:
+    """For the top of a result; `commit` where git cannot tell."""
+    commit = (
+        commit
+        or subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    )
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "numba", "schedulefree"):
         try:

@@ -112,7 +112,7 @@ def accuracy(seed: int, state: str) -> float:
         for _ in range(epochs):
             for chosen in train[torch.randperm(len(train))][: steps * batch].split(batch):
                 optimizer.zero_grad()
-                cross_entropy(model(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
+                cross_entropy(model(x[chosen]), y[chosen]).backward()
                 optimizer.step()
                 schedule.step()
     with optimizer.evaluating(), torch.no_grad():

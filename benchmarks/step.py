@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from neumann import Neumann
 
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-CLOCK = {"warmup_steps": 1, "reset_steps": 0}  # all timed steps iterate
+CLOCK: dict[str, Any] = {"warmup_steps": 1, "reset_steps": 0}  # all timed steps iterate
 REPLICAS = 2
 
 
@@ -122,15 +122,15 @@ def schedule_free() -> list[Candidate]:
 
 
 class PlainCopy(torch.optim.Optimizer):
-    """Copies every gradient into a buffer: what the memory can do."""
+    """Copies as many numbers as there are weights from one flat tensor to another: the memory."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__(params, {})
-        self.buffers = [torch.empty_like(p) for p in params]
-        self.sources = [p.detach() for p in params]
+        total = sum(p.numel() for p in params)
+        self.source, self.target = (torch.randn(total, device=params[0].device) for _ in "ab")
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        torch._foreach_copy_(self.buffers, self.sources)
+        self.target.copy_(self.source)
 
 
 class Timed:
@@ -309,9 +309,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    found = environment(device)
-    if arguments.commit:
-        found["commit"] = arguments.commit
+    found = environment(device, arguments.commit)
     rows: list[Row] = []
     for case in arguments.cases:
         of_case = measure(case, device, arguments.seconds, arguments.only)

@@ -4,6 +4,7 @@ The interpreter takes milliseconds for every operation on a block, so programs a
 tensors are as small as the question allows.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +22,19 @@ from runs import Run, initial, relative_error
 
 
 def _lighten_the_interpreter() -> None:
-    """Keep it from patching its language anew for every helper that a kernel calls.
+    """Spare Triton's interpreter three kinds of work that change no result here.
 
-    The kernel's own launch has done it; what that leaves is done once, as it is never undone.
+    It patches its language anew for every helper that a kernel calls, although the kernel's own
+    launch has done it (what that leaves is done once, as it is never undone); it builds a table of
+    dtypes for every operation; and it repeats integer arithmetic to look for overflow.
     """
     from triton.runtime import interpreter
 
     from neumann.optim.kernels import cuda_kernels
 
     patched = {id(cuda_kernels.__dict__)}
+    found: dict[str, Any] = {}
+    look_up = interpreter._get_np_dtype
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self.fn.__globals__) not in patched:
@@ -37,7 +42,16 @@ def _lighten_the_interpreter() -> None:
             patched.add(id(self.fn.__globals__))
         return self.rewrite()(*args, **kwargs)
 
+    def dtype_of(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in found:
+            found[name] = look_up(dtype)
+        return found[name]
+
     interpreter.InterpretedFunction.__call__ = call
+    interpreter._get_np_dtype = dtype_of
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 if not torch.cuda.is_available():

@@ -50,7 +50,7 @@ MUTANTS = [
     ("decoupled_decay", "update.py", "(row.push, d), (row.decay, w)", "(row.push, d), (0.0, w)"),
     ("decoupled_decay", "execution.py", "shared.average, decay if decoupled else 0.0", "shared.average, 0.0"),
     ("decoupled_decay", "execution.py", "l2 = 0.0 if decoupled else decay", "l2 = decay"),
-    ("distance", "execution.py", "offsets += [o for work in works for", "offsets += [o for work in works[:1] for"),
+    ("distance", "execution.py", "among = resting if fused else works", "among = resting if fused else works[:1]"),
     ("distance", "update.py", "d = list(torch._foreach_mul(offset, force.to(d[0])))", "d = list(torch._foreach_mul(offset, 0.0))"),
 ]  # fmt: skip
 

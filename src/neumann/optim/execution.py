@@ -8,6 +8,7 @@ rows and r² stay in device memory, so that no step waits for the host.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -31,12 +32,24 @@ class Implementation(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Work:
-    """One group's share of a step: its options, and its parameters with and without gradient."""
+    """One group's share of a step: its options, and lists with an entry for each parameter."""
 
     options: Mapping[str, Any]
-    tensors: update.Tensors
-    resting: update.Tensors  # no gradient: left alone, but for a reset of m and their part in r
+    weights: list[Tensor]
+    gradients: list[Tensor | None]
+    iterates: list[Tensor]
+    offsets: list[Tensor] | None  # None: without forces they are not kept
     momentum: Tensor  # receives μ
+
+    def with_gradient(self, wanted: bool = True) -> update.Tensors:
+        """The tensors of those parameters that have a gradient, or of those that have none."""
+        chosen = [(g is not None) is wanted for g in self.gradients]
+        return update.Tensors(
+            list(compress(self.weights, chosen)),
+            [g for g in self.gradients if g is not None] if wanted else [],
+            list(compress(self.iterates, chosen)),
+            None if self.offsets is None else list(compress(self.offsets, chosen)),
+        )
 
 
 def choose(groups: Sequence[Mapping[str, Any]]) -> Implementation:
@@ -109,15 +122,16 @@ class Host:
             1.0 if grad_scale is None else 1 / float(grad_scale),
         )
         sums = [self._group(index, work, shared, now) for index, work in enumerate(works)]
+        # A parameter without a gradient is left alone, but its m is reset and its δ counts in r.
+        resting = [work.with_gradient(False) for work in works]
         if phase is Phase.RESET:
-            for work in works:
-                for iterate in work.resting.iterates:
-                    iterate.zero_()
+            for iterate in chain.from_iterable(tensors.iterates for tensors in resting):
+                iterate.zero_()
         if forces:
             # The pass over memory has summed δ² on its way; what it did not touch is left.
-            offsets = [o for work in works for o in work.resting.offsets or []]
-            if self.implementation is not Implementation.CPU:
-                offsets += [o for work in works for o in work.tensors.offsets or []]
+            fused = self.implementation is Implementation.CPU
+            among = resting if fused else works
+            offsets = [o for tensors in among for o in tensors.offsets or ()]
             if torch.is_grad_enabled():
                 offsets = [o.clone() for o in offsets]  # the next step writes the originals
             squared.copy_(distance_squared(offsets, squared.device) + sum(sums))
@@ -128,7 +142,8 @@ class Host:
         lr = options["lr"] if options["differentiable"] else float(options["lr"])
         momentum = momentum_at(now.t, options["momentum"])
         work.momentum.fill_(momentum)
-        if not work.tensors.weights:
+        tensors = work.with_gradient()
+        if not tensors.weights:
             return 0.0
         decay, decoupled = options["weight_decay"], options["decoupled_weight_decay"]
         coefficients = row(now.phase, lr, momentum, shared.average, decay if decoupled else 0.0)
@@ -146,7 +161,7 @@ class Host:
             )
         if self.implementation is Implementation.CPU:
             return self._passes.setdefault(index, cpu.Pass()).run(
-                work.tensors,
+                tensors,
                 coefficients,
                 0.0 if c is None else float(c),
                 weight_decay=l2,
@@ -157,7 +172,7 @@ class Host:
             )
         single = self.implementation is Implementation.SINGLE
         update.apply(
-            work.tensors,
+            tensors,
             coefficients,
             c,
             update.update_single if single else update.update_foreach,
@@ -222,19 +237,16 @@ class Device:
 
 
 def _cuda_group(work: Work) -> cuda.Group:
-    options, moving, resting = work.options, work.tensors, work.resting
+    options = work.options
     decay, decoupled = options["weight_decay"], options["decoupled_weight_decay"]
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.device != work.momentum.device:
         lr = float(lr)
-    offsets = None
-    if moving.offsets is not None and resting.offsets is not None:
-        offsets = moving.offsets + resting.offsets
     return cuda.Group(
-        weights=moving.weights + resting.weights,
-        gradients=[*moving.gradients, *(None for _ in resting.weights)],
-        iterates=moving.iterates + resting.iterates,
-        offsets=offsets,
+        weights=work.weights,
+        gradients=work.gradients,
+        iterates=work.iterates,
+        offsets=work.offsets,
         lr=lr,
         momentum=options["momentum"],
         weight_decay=0.0 if decoupled else decay,

@@ -21,7 +21,7 @@ from neumann.optim.execution import Implementation, Work
 from neumann.optim.kernels.cuda import Shared
 from neumann.optim.phases import Timetable
 from neumann.optim.state import Gathered, has_forces, zeros
-from neumann.optim.update import Tensors, nonfinite
+from neumann.optim.update import nonfinite
 
 _timetable = lru_cache(maxsize=64)(Timetable)
 
@@ -202,74 +202,67 @@ class Neumann(TwoWeights):
         for group in groups:
             options.check_moving(group)
         gathered = [self._gather(index) for index in range(len(groups))]
-        moved = [p for moving, _ in gathered for p in moving.parameters]
         forces = has_forces(groups[0])
-        if forces:
-            self._watch.look(moved, lambda p: self._names()[p])
-        found_inf = self._overflow([g for moving, _ in gathered for g in moving.gradients])
+        parameters = [p for found in gathered for p in found.parameters] if forces else []
+        self._watch.look(parameters, lambda p: self._names()[p])
+        found_inf = self._overflow(gathered)
         if found_inf is not None and not self._on_device and bool(found_inf):
             return
         works = [
-            Work(group, self._tensors(moving, group), self._tensors(resting, group), momentum)
-            for group, (moving, resting), momentum in zip(
-                groups, gathered, self._momenta, strict=True
-            )
+            self._work(group, found, momentum)
+            for group, found, momentum in zip(groups, gathered, self._momenta, strict=True)
         ]
         clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
         scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
         self._execution.step(works, self._shared(), clock, squared, scale, found_inf)
-        self._watch.leave(moved if forces else [])
+        self._watch.leave(parameters)
 
-    def _gather(self, index: int) -> tuple[Gathered, Gathered]:
-        """A group's parameters that have a gradient, and those that have only state.
+    def _gather(self, index: int) -> Gathered:
+        """A group's parameters, with gradient and state; frozen ones that have neither are left.
 
-        One look at each: with thousands of parameters this loop is what a step costs.
+        In whole lists: with thousands of parameters a loop here is what a step costs.
         """
-        moving, resting = Gathered(), Gathered()
-        states = self.state
-        for p in self.param_groups[index]["params"]:
-            gradient = p.grad
-            state = states.get(p)
-            if state is None:
-                if gradient is None and not p.requires_grad:
-                    continue
-                state = self._create_state(p, index)
-            if gradient is None:
-                resting.parameters.append(p)
-                resting.states.append(state)
-                continue
-            if gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"Neumann does not support sparse gradients, and {self._names()[p]} has one: "
-                    "give that parameter to torch.optim.SparseAdam, or build its layer with "
-                    "sparse=False"
-                )
-            moving.parameters.append(p)
-            moving.gradients.append(gradient)
-            moving.states.append(state)
-        return moving, resting
+        parameters = self.param_groups[index]["params"]
+        states: list[Any] = list(map(self.state.get, parameters))
+        if not all(states):
+            parameters = [p for p in parameters if p.requires_grad or p.grad is not None]
+            states = [self.state.get(p) or self._create_state(p, index) for p in parameters]
+        gradients = [p.grad for p in parameters]
+        layouts = {g.layout for g in gradients if g is not None}
+        if layouts - {torch.strided}:
+            sparse = next(
+                p for p in parameters if p.grad is not None and p.grad.layout != torch.strided
+            )
+            raise RuntimeError(
+                f"Neumann does not support sparse gradients, and {self._names()[sparse]} has one: "
+                "give that parameter to torch.optim.SparseAdam, or build its layer with "
+                "sparse=False"
+            )
+        return Gathered(parameters, gradients, states)
 
-    def _tensors(self, found: Gathered, group: dict[str, Any]) -> Tensors:
-        """The tensors of a step. Without forces there is no average to keep."""
+    def _work(self, group: dict[str, Any], found: Gathered, momentum: Tensor) -> Work:
+        """A group's share of the step. Without forces there is no average to keep."""
         offsets = None
         if has_forces(group):
-            for p, state in zip(found.parameters, found.states, strict=True):
-                if OFFSET not in state:  # forces were off until now: the average starts here
-                    state[OFFSET] = zeros(p, group)
+            if not all(OFFSET in state for state in found.states):
+                for p, state in zip(found.parameters, found.states, strict=True):
+                    if OFFSET not in state:  # forces were off until now: the average starts here
+                        state[OFFSET] = zeros(p, group)
             offsets = [state[OFFSET] for state in found.states]
-        else:
+        elif any(OFFSET in state for state in found.states):
             for state in found.states:
-                if state.pop(OFFSET, None) is not None:
-                    self._scalars[DISTANCE].zero_()
+                state.pop(OFFSET, None)
+            self._scalars[DISTANCE].zero_()
         iterates = [state[ITERATE] for state in found.states]
-        return Tensors(found.parameters, found.gradients, iterates, offsets)
+        return Work(group, found.parameters, found.gradients, iterates, offsets, momentum)
 
-    def _overflow(self, gradients: list[Tensor]) -> Tensor | None:
+    def _overflow(self, gathered: list[Gathered]) -> Tensor | None:
         """Not zero if the step must be skipped; None if nobody looks."""
         found: Tensor | None = getattr(self, "found_inf", None)
         if not self.param_groups[0]["skip_nonfinite"]:
             return found
         skipped = self._scalars[SKIPPED]
+        gradients = [g for found in gathered for g in found.gradients if g is not None]
         flag = nonfinite(gradients, skipped.device)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)

@@ -7,7 +7,7 @@ again.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ from neumann.optim.watch import Watch
 
 @dataclass(frozen=True)
 class Gathered:
-    """Parameters of a step with their gradients, if they have any, and their state."""
+    """What a step starts from, one entry a parameter."""
 
-    parameters: list[Tensor] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
+    parameters: list[Tensor]
+    gradients: list[Tensor | None]
+    states: list[dict[str, Any]]
 
 
 class State(Optimizer):

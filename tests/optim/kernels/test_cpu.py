@@ -584,6 +584,8 @@ def test_changes_are_noticed(builds):
     step(tensors)
     tensors.weights[0].data = torch.randn(4, 4)
     step(tensors)
+    tensors.weights[0] = tensors.weights[0].t()  # lies where the old one lay
+    step(tensors)
     tensors.weights[1].data = tensors.weights[1].data[:10, :]
     tensors.gradients[1] = tensors.gradients[1][:10]
     tensors.iterates[1], tensors.offsets[1] = torch.randn(10, 30), torch.randn(10, 30)
@@ -593,6 +595,13 @@ def test_changes_are_noticed(builds):
     step(Tensors(*([of[1]] for of in vars(tensors).values())))
     step(tensors)
     step(replace(tensors, offsets=None))
+
+
+def test_a_negated_gradient_is_noticed():
+    tensors, runner = tensors_of([()]), cpu.Pass()
+    check(tensors, ROWS["iterate"], runner=runner)
+    tensors.gradients[0] = torch.tensor(1 + 2j).conj().imag  # no stride gives it away
+    check(tensors, ROWS["iterate"], runner=runner)
 
 
 def test_gradients_are_not_kept_alive():
@@ -651,16 +660,18 @@ def test_a_second_process_compiles_nothing(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_steps_too():
     script = STEP + (
-        "import os, warnings\n"
+        "import os, threading, warnings\n"
         "warnings.simplefilter('ignore')\n"
         "torch.set_num_threads(2)\n"
+        "def helped():\n"
+        "    return any(t.name.startswith('neumann') for t in threading.enumerate())\n"
         "before = step()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    os._exit(0 if step() == before else 1)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), step() == before)\n"
+        "    os._exit(0 if not helped() and step() == before and helped() else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), step() == before, helped())\n"
     )
-    assert _python(script) == ["0", "True"]
+    assert _python(script) == ["0", "True", "True"]
 
 
 def test_without_a_directory_to_cache_in():

@@ -319,3 +319,14 @@ def test_gradients_may_change_their_dtype():
             stepper.step([group], shared_of(), clock, squared)
         results.append([*group.weights, *group.iterates, *group.offsets, squared])
     assert same(*results)
+
+
+def test_a_shorter_view_at_the_same_address_is_another_tensor():
+    tensors = [torch.ones(40, device=device()) for _ in range(4)]
+    stepper, clock, squared = cuda.Stepper(device(), block=32), scalar(5, torch.int64), scalar()
+    for size in (40, 3):
+        w, g, m, d = (tensor[:size] for tensor in tensors)
+        group = group_of([w], [g], iterates=[m], offsets=[d])
+        before = [tensor[size:].clone() for tensor in tensors]
+        stepper.step([group], shared_of(), clock, squared)
+    assert same([tensor[size:] for tensor in tensors], before)

@@ -54,7 +54,7 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from neumann.optim.kernels import cuda_kernels as kernels
+    from neumann.optim.kernels import cuda_kernels, cuda_scalars
 
     target = GPUTarget("cuda", 90, 32)
     names = {"fp32": tl.float32, "fp64": tl.float64, "bf16": tl.bfloat16}
@@ -84,7 +84,7 @@ def main() -> None:
             "partials": "*fp64",
             "base": "i32",
         }
-        result = compiled(kernels.update_kernel, types, constants, 16 if double else 8)
+        result = compiled(cuda_kernels.update_kernel, types, constants, 16 if double else 8)
         wide = r"\.global\.(v4\.b32|v2\.b64)"
         loads, stores = (len(re.findall(kind + wide, result.asm["ptx"])) for kind in ("ld", "st"))
         print(f"{name}: {loads} {stores}")
@@ -103,11 +103,11 @@ def main() -> None:
         "resets": "*i64",
         "rows": "*fp64",
     }
-    compiled(kernels.scalars_kernel, types, {"OFFSETS": True}, 16)
+    compiled(cuda_scalars.scalars_kernel, types, {"OFFSETS": True}, 16)
     missing = {"found_inf": None, "grad_scale": None}
-    compiled(kernels.scalars_kernel, types, {"OFFSETS": False, **missing}, 16)
+    compiled(cuda_scalars.scalars_kernel, types, {"OFFSETS": False, **missing}, 16)
     types = {name: types[name] for name in ("distance_squared", "pending", "partials", "count")}
-    compiled(kernels.settle_kernel, types, {}, 16)
+    compiled(cuda_scalars.settle_kernel, types, {}, 16)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,19 @@
     w  ← w + s
     δ  ← h·(δ + s)          and the sum of the new δ²
 
-Every coefficient that is zero arrives as None. Numba compiles one specialisation for each
-combination of dtypes and absent terms that is asked for, about a second each, so that an absent
-term costs nothing and is never multiplied by zero, and the loop has no branches: that is what lets
-it vectorise. The sum of squares is a loop of its own over the same, still cached, block, because it
-alone may be reordered.
+Every coefficient that is zero, and every factor that is one, arrives as None. Numba compiles one
+specialisation for each combination of dtypes and absent terms that is asked for, about a second
+each, so that an absent term costs nothing and is never multiplied by zero, and the loop has no
+branches: that is what lets it vectorise. The sum of squares is a loop of its own over the same,
+still cached, block, because it alone may be reordered.
 
 Memory comes as addresses. bfloat16, which numba does not know, comes as uint16 and is widened and
 rounded here. Nothing checks an address: a wrong table corrupts memory, and building a right one is
 the job of `cpu`.
 
 Machine code is cached beside this file, in the user's cache directory where that is not writable,
-or where NUMBA_CACHE_DIR says; where none can be written each process compiles anew. The cache is
-keyed by the content of this file, so every compiled function has to live in it.
+or where NUMBA_CACHE_DIR says; where none can be written each process compiles anew. It is made
+anew when this file changed, and does not look at others: every compiled function lives here.
 """
 
 from collections.abc import Callable
@@ -240,16 +240,24 @@ def _plus(total: Any, coefficient: Any, number: Any) -> Any:
 
 
 @chosen_by_type
+def _scaled(factor: Any, number: Any) -> Any:
+    """factor·number; a factor of one is absent."""
+    if _absent(factor):
+        return lambda factor, number: number
+    return lambda factor, number: factor * number
+
+
+@chosen_by_type
 def _moved(number: Any, step: Any) -> Any:
     """number + step; None, which is not written, where one of them is absent."""
-    return (
-        (lambda number, step: None) if _absent(number, step) else lambda number, step: number + step
-    )
+    if _absent(number, step):
+        return lambda number, step: None
+    return lambda number, step: number + step
 
 
 @chosen_by_type
 def _followed(follow: Any, offset: Any, step: Any) -> Any:
-    """h·(δ + s), where a factor of one is absent."""
+    """h·(δ + s); None, which is not written, where that is δ."""
     if _absent(follow):
         return lambda follow, offset, step: _moved(offset, step)
     if _absent(step):
@@ -282,7 +290,7 @@ def _update(
     """The update of a block; gain, push and decay come with their minus sign."""
     for i in range(w.size):
         w_old, offset_old = _read(w, i), _read(offset, i)
-        d = _plus(_plus(scale * _read(g, i), weight_decay, w_old), force, offset_old)
+        d = _plus(_plus(_scaled(scale, _read(g, i)), weight_decay, w_old), force, offset_old)
         m_new = _plus(_plus(None, keep, _read(m, i)), gain, d)
         s = _plus(_plus(_plus(None, carry, m_new), push, d), decay, w_old)
         random = _element_bits(key, i)

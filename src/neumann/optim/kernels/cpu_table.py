@@ -68,13 +68,17 @@ class Table:
         number = np.float64 if torch.float64 in self._dtypes else np.float32
 
         def term(coefficient: float) -> Any:
-            """As the arithmetic takes it; None, which drops the term, for zero."""
+            """A coefficient as the arithmetic takes it; None drops a term of zero."""
             return number(coefficient) or None
+
+        def factor(coefficient: float) -> Any:
+            """The same for what is multiplied as a whole; None leaves it as it is."""
+            return None if coefficient == 1 else number(coefficient)
 
         iterates = touches_iterate(row)
         with np.errstate(over="ignore"):  # a force too large for float32 is infinite there
             coefficients = (
-                number(scale),
+                factor(scale),
                 term(weight_decay),
                 None if offset is None else term(force),
                 term(row.keep) if iterates else None,
@@ -82,7 +86,7 @@ class Table:
                 term(row.carry),
                 term(-row.push),
                 term(-row.decay),
-                None if offset is None or row.follow == 1 else number(row.follow),
+                None if offset is None else factor(row.follow),
             )
         narrow = torch.bfloat16 in self._dtypes[2:]
         arguments = (

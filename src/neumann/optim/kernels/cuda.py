@@ -31,11 +31,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from neumann.optim.kernels import cuda_tables
-from neumann.optim.kernels.cuda_tables import Group, Launch, Layout, Mirror, Shared
+from neumann.optim.kernels.cuda_layout import Launch, Layout
+from neumann.optim.kernels.cuda_tables import Group, Mirror, Shared
 
 __all__ = ["Group", "Shared", "Stepper", "unavailable"]
 
-BLOCK = 4096  # weights a program
+BLOCK = 1024  # weights a program: the fastest of 1,024 to 8,192 (benchmarks/blocks.py)
 SCALAR_WARPS = 16
 ROUNDINGS = ("nearest", "stochastic")
 
@@ -119,16 +120,17 @@ class Stepper:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """One step of all groups. Ticks the clock (0-d int64) and brings r² (0-d float64) up to
-        the state before this step; the sums of this one stay pending.
+        """One step of all groups.
 
-        Where found_inf is not zero nothing changes. Gradients are divided by grad_scale.
+        Ticks the clock (one int64) and brings r² (one float64) up to the state before this step;
+        the sums of this step stay pending. Gradients are divided by grad_scale. Where found_inf is
+        not zero nothing changes.
         """
         self._check_scalar("clock", clock, torch.int64)
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         for group in groups:
             self._check_scalar("last_momentum", group.last_momentum, torch.float64)
-        kernels = _kernels()
+        kernels, scalars = _kernels(), _scalars()
         with self._on_device():
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             layout, addresses, copies = self._laid_out(groups, distance_squared, capturing)
@@ -141,7 +143,7 @@ class Stepper:
                 name: self._mirrors[name].follow(contents[name], capturing) for name in contents
             }
             layout.lend()
-            kernels.scalars_kernel[(1,)](
+            scalars.scalars_kernel[(1,)](
                 clock,
                 distance_squared,
                 layout.pending,
@@ -180,7 +182,7 @@ class Stepper:
         if layout is None or not layout.with_offsets:
             return
         with self._on_device():
-            _kernels().settle_kernel[(1,)](
+            _scalars().settle_kernel[(1,)](
                 distance_squared,
                 layout.pending,
                 layout.partials,
@@ -206,7 +208,7 @@ class Stepper:
                     "parameters before the capture, as for any graph, and move none of them after"
                 )
             self.settle(distance_squared)  # the sums are those of the old layout
-            pad = int(_kernels().REDUCE.value)
+            pad = int(_scalars().REDUCE.value)
             layout = self._layout = Layout(groups, self.device, self.block, pad)
             self._constants = [self._constants_of(launch) for launch in layout.launches]
             found = layout.gradient_addresses(gradients)
@@ -231,7 +233,8 @@ class Stepper:
             "ARITHMETIC": spelled(dtypes.arithmetic),
             "BLOCK": self.block,
             "VECTOR": dtypes.vector,
-            "STOCHASTIC": self.rounding == "stochastic",
+            "STOCHASTIC": self.rounding == "stochastic"
+            and torch.bfloat16 in (dtypes.iterate, dtypes.offset),
             "num_warps": warps,
         }
 
@@ -265,6 +268,12 @@ def _kernels() -> ModuleType:
     from neumann.optim.kernels import cuda_kernels
 
     return cuda_kernels
+
+
+def _scalars() -> ModuleType:
+    from neumann.optim.kernels import cuda_scalars
+
+    return cuda_scalars
 
 
 def _is_interpreted(kernels: ModuleType) -> bool:
