@@ -143,7 +143,7 @@ class Stepper:
                 name: self._mirrors[name].follow(contents[name], capturing) for name in contents
             }
             layout.lend()
-            scalars.scalars_kernel[(1,)](
+            arguments: tuple[Any, ...] = (
                 clock,
                 distance_squared,
                 layout.pending,
@@ -156,11 +156,11 @@ class Stepper:
                 len(groups),
                 tables["resets"],
                 layout.rows,
-                OFFSETS=layout.with_offsets,
-                num_warps=SCALAR_WARPS,
             )
+            constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
+            self._launch(scalars.scalars_kernel, -1, 1, arguments, constants)
             for launch, constants in zip(layout.launches, self._constants, strict=True):
-                kernels.update_kernel[(launch.programs,)](
+                arguments = (
                     layout.programs,
                     layout.records,
                     tables["gradients"],
@@ -168,12 +168,37 @@ class Stepper:
                     clock,
                     layout.partials,
                     launch.base,
-                    **constants,
                 )
+                kernel = kernels.update_kernel
+                self._launch(kernel, launch.base, launch.programs, arguments, constants)
             layout.give_back()
             del copies  # not before the launches that read them
             if not capturing:
                 increment_version(_written(groups, clock, distance_squared))
+
+    def _launch(
+        self,
+        kernel: Any,
+        position: int,
+        programs: int,
+        arguments: tuple[Any, ...],
+        constants: dict[str, Any],
+    ) -> None:
+        """Launch a kernel; from the second time on what Triton compiled for such arguments.
+
+        Triton's own way there looks at every argument and constant anew, which takes longer than
+        all the rest of a step's Python. `position` tells the launches of a layout apart.
+        """
+        form = (position, *map(_form, arguments))
+        known = self._compiled.get(form)
+        if known is not None:
+            compiled, values = known
+            compiled[(programs, 1, 1)](*arguments, *values)
+            return
+        compiled = kernel[(programs,)](*arguments, **constants)
+        if compiled is not None:  # the interpreter compiles nothing
+            names = kernel.arg_names[len(arguments) :]
+            self._compiled[form] = (compiled, [constants[name] for name in names])
 
     def settle(self, distance_squared: Tensor) -> None:
         """Add up what the last step left pending: the bits the next step would compute."""
@@ -211,6 +236,7 @@ class Stepper:
             pad = int(_scalars().REDUCE.value)
             layout = self._layout = Layout(groups, self.device, self.block, pad)
             self._constants = [self._constants_of(launch) for launch in layout.launches]
+            self._compiled: dict[Any, tuple[Any, list[Any]]] = {}
             found = layout.gradient_addresses(gradients)
             assert found is not None  # the layout has their dtypes
         if capturing:
@@ -246,9 +272,16 @@ class Stepper:
             )
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
             return torch.cuda.device(self.device)
         return contextlib.nullcontext()
+
+
+def _form(argument: Any) -> Any:
+    """What Triton compiles for: the dtype and alignment of a tensor, the width of a number."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return argument is None or argument.bit_length() < 32
 
 
 def _written(groups: Sequence[Group], clock: Tensor, distance_squared: Tensor) -> list[Tensor]:
