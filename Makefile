@@ -2,6 +2,8 @@
 # versions pinned in constraints.txt, and does its job. A second call does not reinstall.
 PYTHON ?= python3
 BIN := .venv/bin
+# A file stays with one worker: its tests share what is slow to compute.
+PARALLEL := --numprocesses 2 --dist loadfile
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint typecheck pytest wheel test-oldest format clean
@@ -40,7 +42,7 @@ typecheck: .venv/.dev
 	$(BIN)/mypy
 
 pytest: .venv/.dev
-	$(BIN)/python -m pytest --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # The environment holds what the wheel's own metadata asks for and nothing else.
 .venv-wheel/.installed: pyproject.toml constraints.txt
@@ -57,11 +59,11 @@ wheel: .venv/.dev .venv-wheel/.installed
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv --clear .venv-oldest
-	.venv-oldest/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt pytest hypothesis numpy scikit-learn --editable ".[cpu]"
+	.venv-oldest/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt pytest pytest-xdist hypothesis numpy scikit-learn --editable ".[cpu]"
 	@touch $@
 
 test-oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest tests/optim
+	.venv-oldest/bin/python -m pytest $(PARALLEL) tests/optim
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
