@@ -227,6 +227,53 @@ def test_reset_average_starts_at_the_weights(implementation):
         assert torch.allclose(v, wanted, rtol=1e-12)
 
 
+# ---------------------------------------------------------------------- changes on the way
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_group_added_on_the_way_finds_the_distance_as_it_is(implementation):
+    """Whatever a kernel had pending counts; every implementation goes on alike."""
+
+    def run(**flags):
+        model, optimizer = model_and_optimizer(named=False, **STRONG, **flags)
+        train(model, optimizer, 6)
+        late = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        optimizer.add_param_group({"params": [late], "lr": 0.01})
+        for step in range(6, 9):
+            late.grad = torch.full_like(late, 0.1)
+            train_with(model, optimizer, late, step)
+        return [*weights(model), late.detach()], optimizer.diagnostics().distance
+
+    def train_with(model, optimizer, late, step):
+        x = torch.randn(16, 5, generator=torch.Generator().manual_seed(step)).double()
+        for p in model.parameters():
+            p.grad = None
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    found, distance = run(**IMPLEMENTATIONS[implementation])
+    expected, right = run(foreach=False)
+    assert distance == pytest.approx(right, rel=1e-12)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_forces_switched_off_and_on(implementation):
+    model, optimizer = model_and_optimizer(**STRONG, **IMPLEMENTATIONS[implementation])
+    train(model, optimizer, 6)
+    assert optimizer.diagnostics().distance > 0
+    optimizer.param_groups[0].update(cubic=0.0, repulsive=0.0)
+    train(model, optimizer, 1, start=6)
+    assert optimizer.diagnostics().distance == 0
+    assert all("offset" not in state for state in optimizer.state.values())
+    optimizer.param_groups[0].update(**STRONG)
+    before = weights(model)
+    train(model, optimizer, 2, start=7)  # t = 5 resets, t = 6 iterates
+    moved = sum((a - b).square().sum() for a, b in zip(weights(model), before, strict=True))
+    assert optimizer.diagnostics().distance == pytest.approx(0.99 * float(moved) ** 0.5, rel=1e-9)
+
+
 # ---------------------------------------------------------------------- threads
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from neumann.optim import update
 from neumann.optim.distance import distance_squared, force, root
 from neumann.optim.kernels import cpu, cuda
-from neumann.optim.kernels.cuda import Shared
-from neumann.optim.phases import Phase, momentum_at, row
+from neumann.optim.phases import Phase, Shared, momentum_at, row
 
 
 class Implementation(enum.StrEnum):

@@ -2,7 +2,8 @@
 
 The parameters hold the displaced weights w while training; the weights to evaluate and to ship are
 w − μm. The class keeps the contract of torch.optim (groups, state, modes, checkpoints) and gathers
-lists; when what happens is in `phases`, the force in `distance`, the arithmetic in `update`.
+lists. What happens when is in `phases`, the force in `distance`, the arithmetic in `update`, how a
+step is carried out in `execution`.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,7 @@ from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, OFFSET, SKIPPED
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
 from neumann.optim.evaluation import TwoWeights
 from neumann.optim.execution import Implementation, Work
-from neumann.optim.kernels.cuda import Shared
-from neumann.optim.phases import Timetable
+from neumann.optim.phases import Shared, Timetable
 from neumann.optim.state import Gathered, has_forces, zeros
 from neumann.optim.update import nonfinite
 
@@ -43,7 +43,7 @@ class Neumann(TwoWeights):
 
     Args:
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
-            momentum and weight decay.
+            momentum, weight decay and maximize.
         lr: the learning rate η, a float or a 0-d tensor. The only thing to tune; values that suit
             Nesterov SGD with momentum 0.9 are the place to start.
         steps_per_epoch: optimizer steps (not micro-batches) an epoch; turns the epoch counts below
@@ -253,6 +253,7 @@ class Neumann(TwoWeights):
             for state in found.states:
                 state.pop(OFFSET, None)
             self._scalars[DISTANCE].zero_()
+            self._execution.forget()
         iterates = [state[ITERATE] for state in found.states]
         return Work(group, found.parameters, found.gradients, iterates, offsets, momentum)
 
@@ -336,8 +337,6 @@ class Neumann(TwoWeights):
             self._scalars[SKIPPED].clone(),
             squared,
         )
-
-    # ------------------------------------------------------------------ copies and checkpoints
 
     def __repr__(self) -> str:
         first = self.param_groups[0]

@@ -79,6 +79,17 @@ class Timetable:
         return max(1, math.floor(self.reset_steps * self.reset_growth**index + 0.5))
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all groups have in common in a step."""
+
+    timetable: Timetable
+    cubic: float  # α
+    repulsive: float  # β, times the number of variables
+    average: float  # γ
+    bounded: bool
+
+
 def momentum_at(t: int, peak: Any) -> Any:
     """μ(t) = min(peak, 1 − 1/(1+t)): 0.5 at t = 1, 0.9 from t = 9 on; 0 in the warm-up."""
     return min(peak, 1 - 1 / (1 + t)) if t > 0 else 0.0

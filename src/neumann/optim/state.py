@@ -70,6 +70,8 @@ class State(Optimizer):
 
     def _settle_in(self) -> None:
         """After groups or state have changed: choose the implementation, tie the scalars."""
+        if getattr(self, "_scalars", {}):
+            self._execution.settle(self._scalars[DISTANCE])  # what its last step left pending
         implementation = choose(self.param_groups)
         on_device = implementation is Implementation.CUDA
         parameters = [p for group in self.param_groups for p in group["params"]]

@@ -32,7 +32,8 @@ from torch.autograd.graph import increment_version
 
 from neumann.optim.kernels import cuda_tables
 from neumann.optim.kernels.cuda_layout import Launch, Layout
-from neumann.optim.kernels.cuda_tables import Group, Mirror, Shared
+from neumann.optim.kernels.cuda_tables import Group, Mirror
+from neumann.optim.phases import Shared
 
 __all__ = ["Group", "Shared", "Stepper", "unavailable"]
 

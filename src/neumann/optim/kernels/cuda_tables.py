@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from neumann.optim.phases import Timetable
+from neumann.optim.phases import Shared, Timetable
 
 RESET_LIMIT = 1 << 16  # after so many resets the interval stays what it is
 HORIZON = 1 << 62
@@ -32,17 +32,6 @@ class Group:
     decoupled_decay: float
     maximize: bool
     last_momentum: Tensor  # 0-d float64 on the device; written: μ of the step
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all groups have in common."""
-
-    timetable: Timetable
-    cubic: float  # α
-    repulsive: float  # β times the number of variables
-    average: float  # γ
-    bounded: bool
 
 
 class Mirror:
