@@ -31,7 +31,7 @@ SIZES = (1, 3, 7, 16, 1000, 70_000)
 
 @dataclass
 class Run:
-    """A configuration. Groups are dicts of sizes and of what differs between groups."""
+    """A configuration. Groups are dicts of sizes, or shapes, and of what differs between groups."""
 
     groups: list[dict[str, Any]]
     steps: int = 300
@@ -52,8 +52,9 @@ class Run:
         return self.scale * (curvature * (w - 3) + noise)
 
 
-def initial(group: int, index: int, size: int) -> np.ndarray:
-    return np.random.default_rng([group, index, size]).standard_normal(size)
+def initial(group: int, index: int, shape: int | tuple[int, ...]) -> np.ndarray:
+    seed = zlib.crc32(f"{group} {index} {shape}".encode())
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape))
 
 
 def oracle_of(run: Run) -> Oracle:
