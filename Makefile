@@ -6,11 +6,12 @@ BIN := .venv/bin
 PARALLEL := --numprocesses 2 --dist loadfile
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint typecheck pytest wheel test-oldest format clean
+.PHONY: help demo test lint typecheck pytest coverage wheel test-oldest format clean
 
 help:
 	@echo "make demo         train digits with Neumann and with Nesterov SGD, print the table (2 minutes)"
 	@echo "make test         ruff, mypy --strict, pytest, and the wheel in an empty environment"
+	@echo "make coverage     the tests again, with the lines of neumann.optim that they reach"
 	@echo "make test-oldest  the optim tests on the oldest supported torch"
 	@echo "make format       ruff, fixing what it can"
 	@echo "make clean        remove everything that make created"
@@ -42,6 +43,10 @@ typecheck: .venv/.dev
 	$(BIN)/mypy
 
 pytest: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+
+# Apart from `test`: tracing doubles the time of what numba compiles and Triton interprets.
+coverage: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # The environment holds what the wheel's own metadata asks for and nothing else.

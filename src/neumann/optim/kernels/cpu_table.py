@@ -10,14 +10,18 @@ they may serve two optimizers at once, leave numba's settings alone, and start a
 process. This module needs numba, so `cpu` imports it when it is used.
 """
 
+import getpass
 import os
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -114,6 +118,7 @@ def touches_iterate(row: Row) -> bool:
 
 def _share_out(arguments: tuple[Any, ...], elements: int) -> None:
     """Run the kernel on as many threads as torch uses, fewer where there is little to do."""
+    _make_ready(arguments)
     counter = np.zeros(1, np.int64)
     helpers = [
         _pool(os.getpid()).submit(cpu_kernel.run, counter, *arguments)
@@ -126,6 +131,25 @@ def _share_out(arguments: tuple[Any, ...], elements: int) -> None:
         wait(started)
     for helper in started:
         helper.result()
+
+
+def _make_ready(arguments: tuple[Any, ...]) -> None:
+    """Compile or load the machine code for such arguments, one process at a time.
+
+    Two processes that write numba's cache at once can give two specialisations the same file, and
+    whoever loads it then runs code for other dtypes.
+    """
+    form = tuple(None if a is None else a.dtype for a in arguments)
+    if form in _ready:
+        return
+    lock = Path(tempfile.gettempdir()) / f"neumann-numba-{getpass.getuser()}.lock"
+    with FileLock(lock):
+        finished = np.full(1, len(arguments[3]), np.int64)  # no block is left to do
+        cpu_kernel.run(finished, *arguments)
+    _ready.add(form)
+
+
+_ready: set[tuple[Any, ...]] = set()
 
 
 @cache
