@@ -10,7 +10,6 @@ they may serve two optimizers at once, leave numba's settings alone, and start a
 process. This module needs numba, so `cpu` imports it when it is used.
 """
 
-import getpass
 import os
 import tempfile
 from collections.abc import Sequence
@@ -142,7 +141,8 @@ def _make_ready(arguments: tuple[Any, ...]) -> None:
     form = tuple(None if a is None else a.dtype for a in arguments)
     if form in _ready:
         return
-    lock = Path(tempfile.gettempdir()) / f"neumann-numba-{getpass.getuser()}.lock"
+    user = getattr(os, "getuid", int)()  # a user may have no name, and Windows has no number
+    lock = Path(tempfile.gettempdir()) / f"neumann-numba-{user}.lock"
     with FileLock(lock):
         finished = np.full(1, len(arguments[3]), np.int64)  # no block is left to do
         cpu_kernel.run(finished, *arguments)
