@@ -1,0 +1,1 @@
+"""Callbacks for trainers. Each module needs a package of its own, named by its extra."""

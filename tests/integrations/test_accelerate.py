@@ -1,0 +1,101 @@
+"""Accelerate: the prepared optimizer passes train() and eval() on; save_state() keeps the mode."""
+
+import pytest
+from plain import EPOCH, OPTIONS, equal, loader, network, plain_run, weights
+from torch.nn.functional import cross_entropy
+
+accelerate = pytest.importorskip("accelerate")
+
+from neumann import Neumann  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _one_accelerator_after_another():
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def prepared(**options):
+    accelerator = accelerate.Accelerator(cpu=True, **options)
+    model = network()
+    optimizer = Neumann(model.named_parameters(), **OPTIONS)
+    return accelerator, *accelerator.prepare(model, optimizer, loader())
+
+
+def epoch(accelerator, model, optimizer, batches):
+    for x, y in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_evaluation_sees_the_corrected_weights_and_training_goes_on_from_w():
+    trained, shown = plain_run(3 * EPOCH)
+    accelerator, model, optimizer, batches = prepared()
+    for end in (EPOCH, 2 * EPOCH, 3 * EPOCH):
+        for _ in range(2):  # a second call changes nothing
+            optimizer.train()
+        epoch(accelerator, model, optimizer, batches)
+        assert equal(weights(model), trained[end])
+        for _ in range(2):
+            optimizer.eval()
+            assert equal(weights(model), shown[end])
+        assert not equal(shown[end], trained[end])
+
+
+def test_gradient_accumulation_counts_optimizer_steps():
+    trained, shown = plain_run(6, accumulate=2)
+    accelerator, model, optimizer, batches = prepared(gradient_accumulation_steps=2)
+    for end in (3, 6):
+        optimizer.train()
+        epoch(accelerator, model, optimizer, batches)
+        assert equal(weights(model), trained[end])
+        optimizer.eval()
+        assert equal(weights(model), shown[end])
+
+
+@pytest.mark.parametrize("safe_serialization", [True, False])
+def test_a_state_saved_right_after_evaluation_resumes_exactly(tmp_path, safe_serialization):
+    trained, shown = plain_run(3 * EPOCH)
+    accelerator, model, optimizer, batches = prepared()
+    epoch(accelerator, model, optimizer, batches)
+    optimizer.eval()
+    accelerator.save_state(tmp_path, safe_serialization=safe_serialization)
+
+    accelerator, model, optimizer, batches = prepared()
+    accelerator.load_state(tmp_path)
+    assert equal(weights(model), shown[EPOCH])
+    optimizer.train()
+    assert equal(weights(model), trained[EPOCH])
+    epoch(accelerator, model, optimizer, batches)
+    epoch(accelerator, model, optimizer, batches)
+    assert equal(weights(model), trained[3 * EPOCH])
+
+
+def test_the_weights_to_ship(tmp_path):
+    """save_model() writes what the parameters hold, so it wants eval() first."""
+    from safetensors.torch import load_file
+
+    _, shown = plain_run(EPOCH)
+    accelerator, model, optimizer, batches = prepared()
+    epoch(accelerator, model, optimizer, batches)
+    optimizer.eval()
+    accelerator.save_model(model, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert equal([saved[name] for name, _ in model.named_parameters()], shown[EPOCH])
+
+
+def test_the_rest_of_neumann_is_inside_the_prepared_optimizer():
+    accelerator, model, optimizer, batches = prepared()
+    epoch(accelerator, model, optimizer, batches)
+    before = weights(model)
+    with optimizer.optimizer.evaluating():
+        assert not equal(weights(model), before)
+    assert equal(weights(model), before)
+
+
+def test_the_example_runs(example, capsys):
+    example("accelerate_digits").main(epochs=7)  # past the warm-up
+    assert "test accuracy" in capsys.readouterr().out

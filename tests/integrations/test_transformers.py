@@ -1,0 +1,201 @@
+"""Hugging Face's Trainer switches by itself; EvaluationWeights keeps w out of what it saves."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from plain import EPOCH, OPTIONS, dataset, equal, network, plain_run, weights
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neumann import Neumann
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from neumann.integrations.transformers import EvaluationWeights  # noqa: E402
+
+
+class Model(nn.Module):
+    """Notes the weights at every evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+        self.shown = []
+
+    def forward(self, x, labels):
+        if not self.training:
+            self.shown.append(weights(self))
+        logits = self.network(x)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+class Watch(transformers.TrainerCallback):
+    """Notes step and weights when a step is done; `stop` ends the training after that step."""
+
+    def __init__(self, stop=None):
+        self.trained, self.stop = [], stop
+
+    def on_step_end(self, args, state, control, model, optimizer, **_):
+        assert optimizer.optimizer.training
+        self.trained.append((state.global_step, weights(model)))
+        control.should_training_stop |= state.global_step == self.stop
+
+
+def trainer_in(directory, *callbacks, **options):
+    model = Model()
+    optimizer = Neumann(model.named_parameters(), **OPTIONS)
+    options = {"num_train_epochs": 3, "save_strategy": "no"} | options
+    arguments = transformers.TrainingArguments(
+        str(directory),
+        per_device_train_batch_size=16,
+        per_device_eval_batch_size=16 * EPOCH,
+        train_sampling_strategy="sequential",
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        report_to="none",
+        disable_tqdm=True,
+        **options,
+    )
+    data = [{"x": x, "labels": y} for x, y in dataset()]
+    return transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        optimizers=(optimizer, None),
+        callbacks=list(callbacks),
+    )
+
+
+def saved_weights(directory):
+    saved = load_file(directory / "model.safetensors")
+    return [saved[f"network.{name}"] for name, _ in network().named_parameters()]
+
+
+@pytest.mark.parametrize("callbacks", [[], [EvaluationWeights]], ids=["alone", "with callback"])
+def test_evaluation_sees_the_corrected_weights_and_training_never_notices(tmp_path, callbacks):
+    trained, shown = plain_run(3 * EPOCH)
+    watch = Watch()
+    options = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
+    trainer = trainer_in(tmp_path, watch, *(callback() for callback in callbacks), **options)
+    trainer.train()
+    assert len(trainer.model.shown) == 1 + 3 * EPOCH // 2
+    assert all(equal(found, shown[2 * i]) for i, found in enumerate(trainer.model.shown))
+    assert [step for step, _ in watch.trained] == list(range(1, 3 * EPOCH + 1))
+    assert all(equal(found, trained[step]) for step, found in watch.trained)
+
+    trainer.evaluate()
+    trainer.evaluate()
+    assert equal(trainer.model.shown[-1], shown[-1])
+    trainer.optimizer.train()
+    assert equal(weights(trainer.model), trained[-1])
+
+
+def test_gradient_accumulation_counts_optimizer_steps(tmp_path):
+    _, shown = plain_run(9, accumulate=2)
+    options = {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}
+    trainer = trainer_in(tmp_path, EvaluationWeights(), **options)
+    trainer.train()
+    assert all(
+        equal(found, shown[step])
+        for found, step in zip(trainer.model.shown, (3, 6, 9), strict=True)
+    )
+
+
+# Between two steps (in the warm-up, at a reset, later), right after an evaluation, after an epoch.
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [(step, {"save_strategy": "steps", "save_steps": step}) for step in (2, 4, 9)]
+    + [(9, {"eval_strategy": "steps", "eval_steps": 9, "save_strategy": "steps", "save_steps": 9})]
+    + [(EPOCH, {"eval_strategy": "epoch", "save_strategy": "epoch"})]
+    + [(EPOCH, {"save_strategy": "epoch"})],
+    ids=str,
+)
+def test_a_checkpoint_ships_and_resumes_exactly(tmp_path, step, options):
+    trained, shown = plain_run(3 * EPOCH)
+    trainer_in(tmp_path, EvaluationWeights(), **options).train()
+    checkpoint = tmp_path / f"checkpoint-{step}"
+    assert equal(saved_weights(checkpoint), shown[step])
+
+    watch = Watch()
+    resumed = trainer_in(tmp_path / "resumed", watch, EvaluationWeights())
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert [at for at, _ in watch.trained] == list(range(step + 1, 3 * EPOCH + 1))
+    assert all(equal(found, trained[at]) for at, found in watch.trained)
+    assert equal(weights(resumed.model), shown[-1])
+
+
+def test_without_the_callback_a_checkpoint_holds_w_and_still_resumes(tmp_path):
+    """What the callback is for; should the Trainer learn to switch, this test says so."""
+    trained, _ = plain_run(3 * EPOCH)
+    trainer_in(tmp_path, save_strategy="steps", save_steps=10).train()
+    assert equal(saved_weights(tmp_path / "checkpoint-10"), trained[10])
+    resumed = trainer_in(tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert equal(weights(resumed.model), trained[-1])
+
+
+def test_weights_alone_and_the_model_after_training_are_the_corrected_ones(tmp_path):
+    _, shown = plain_run(3 * EPOCH)
+    options = {"save_strategy": "steps", "save_steps": 10, "save_only_model": True}
+    trainer = trainer_in(tmp_path, EvaluationWeights(), **options)
+    trainer.train()
+    assert equal(saved_weights(tmp_path / "checkpoint-10"), shown[10])
+    trainer.save_model(tmp_path / "shipped")
+    assert equal(saved_weights(tmp_path / "shipped"), shown[-1])
+
+
+@pytest.mark.parametrize("stop", [14, 15], ids=["evaluated last", "trained last"])
+def test_the_best_model_is_corrected_once(tmp_path, stop):
+    """Loaded while the optimizer trains, it would be corrected again by the next evaluation."""
+    _, shown = plain_run(3 * EPOCH)
+    trainer = trainer_in(
+        tmp_path,
+        Watch(stop=stop),
+        EvaluationWeights(),
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=7,
+        save_steps=7,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert best in (7, 14)
+    assert equal(weights(trainer.model), shown[best])
+    trainer.evaluate()
+    assert equal(trainer.model.shown[-1], shown[best])
+
+
+def test_the_trainer_may_build_the_optimizer(tmp_path):
+    built = trainer_in(tmp_path, EvaluationWeights(), weight_decay=0.1)
+    built.optimizer, built.optimizer_cls_and_kwargs = None, (Neumann, OPTIONS)
+    built.train()
+    inside = built.optimizer.optimizer
+    assert not inside.training
+    assert [group["weight_decay"] for group in inside.param_groups] == [0.1, 0]
+
+
+def test_another_optimizer_is_left_alone(tmp_path):
+    trainer = trainer_in(tmp_path, EvaluationWeights(), max_steps=2)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.train()
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "neumann.integrations.transformers")
+    with pytest.raises(ImportError, match=r"pip install neumann-optimizer\[transformers\]"):
+        importlib.import_module("neumann.integrations.transformers")
+
+
+def test_the_example_runs(example, capsys):
+    example("transformers_digits").main(epochs=7)  # past the warm-up
+    assert "test accuracy" in capsys.readouterr().out
