@@ -12,7 +12,7 @@ help:
 	@echo "make demo         train digits with Neumann and with Nesterov SGD, print the table (2 minutes)"
 	@echo "make test         ruff, mypy --strict, pytest, and the wheel in an empty environment"
 	@echo "make coverage     the tests again, with the lines of neumann.optim that they reach"
-	@echo "make test-oldest  the optim tests on the oldest supported torch"
+	@echo "make test-oldest  the optimizer and its training stacks on the oldest supported torch"
 	@echo "make format       ruff, fixing what it can"
 	@echo "make clean        remove everything that make created"
 
@@ -68,7 +68,7 @@ wheel: .venv/.dev .venv-wheel/.installed
 	@touch $@
 
 test-oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest $(PARALLEL) tests/optim
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL) tests/optim tests/stacks
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,7 @@
 """Neumann: the Neumann optimizer for PyTorch."""
 
-from neumann.optim import IdealizedNeumann, Neumann, recalibrate_batchnorm
+from neumann.optim import IdealizedNeumann, Neumann, guard, recalibrate_batchnorm
 
 __version__ = "0.1.0"
 
-__all__ = ["IdealizedNeumann", "Neumann", "__version__", "recalibrate_batchnorm"]
+__all__ = ["IdealizedNeumann", "Neumann", "__version__", "guard", "recalibrate_batchnorm"]

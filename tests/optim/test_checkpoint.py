@@ -47,6 +47,38 @@ def test_a_resumed_run_has_the_same_bits(stop, dtype, implementation, tmp_path):
         assert equal(kind, found)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_state_that_was_moved_by_somebody_else(implementation):
+    """Lightning moves all but the clock to the device and back: copies take their place."""
+    options = {**STRONG, **IMPLEMENTATIONS[implementation]}
+    expected = finish(*model_and_optimizer(**options), 0)
+    model, optimizer = model_and_optimizer(**options)
+
+    def move():
+        for entry in optimizer.state.values():
+            for key in entry:
+                if key != "step":
+                    entry[key] = entry[key].clone()
+
+    move()
+    train(model, optimizer, 9)
+    move()
+    evaluated = list(optimizer.eval_params().values())
+    move()
+    optimizer.eval()
+    assert equal(weights(model), evaluated)
+    optimizer.train()
+    move()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other_model, other = model_and_optimizer(**options)
+    other_model.load_state_dict(model.state_dict())
+    other.load_state_dict(saved)
+    move()
+    for run in ((model, optimizer), (other_model, other)):
+        for kind, found in zip(expected, finish(*run, 9), strict=True):
+            assert equal(kind, found)
+
+
 SCRIPT = """
 import sys, torch
 sys.path[:0] = {path!r}

@@ -41,8 +41,8 @@ MUTANTS = [
     ("bound", "distance.py", "(1 - momentum)", "1.0"),
     ("average", "phases.py", "follow=average,", "follow=1.0,"),
     ("average", "update.py", "torch._foreach_mul_(offset, row.follow)", "pass"),
-    ("correction", "evaluation.py", "return evaluation_weights(w, state[ITERATE], state[MOMENTUM])", "return w.clone()"),
-    ("correction", "evaluation.py", "p.copy_(evaluation_weights(p, state[ITERATE], state[MOMENTUM]))", "pass"),
+    ("correction", "evaluation.py", "return evaluation_weights(w, local(state[ITERATE]), state[MOMENTUM])", "return w.clone()"),
+    ("correction", "evaluation.py", "w.copy_(evaluation_weights(w, m, state[MOMENTUM]))", "pass"),
     ("correction", "update.py", "- momentum * iterate.to(wide)", "+ momentum * iterate.to(wide)"),
     ("correction", "execution.py", "work.momentum.fill_(momentum)", "work.momentum.fill_(0.9)"),
     ("decay", "execution.py", "l2 = 0.0 if decoupled else decay", "l2 = 0.0"),
@@ -50,7 +50,7 @@ MUTANTS = [
     ("decoupled_decay", "update.py", "(row.push, d), (row.decay, w)", "(row.push, d), (0.0, w)"),
     ("decoupled_decay", "execution.py", "shared.average, decay if decoupled else 0.0", "shared.average, 0.0"),
     ("decoupled_decay", "execution.py", "l2 = 0.0 if decoupled else decay", "l2 = decay"),
-    ("distance", "execution.py", "among = resting if fused else works", "among = resting if fused else works[:1]"),
+    ("distance", "execution.py", "if work.part == part:", "if work.part == part and not offsets:"),
     ("distance", "update.py", "d = list(torch._foreach_mul(offset, force.to(d[0])))", "d = list(torch._foreach_mul(offset, 0.0))"),
 ]  # fmt: skip
 

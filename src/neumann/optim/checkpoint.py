@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neumann.optim.shards import local, placed_like
+
 # Scalars that every parameter's state repeats; one tensor each for the optimizer or for the group.
 CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
 # Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
@@ -46,9 +48,11 @@ def unwrap(value: Any, key: str, parameter: Tensor) -> Any:
     """
     if not isinstance(value, Exact):
         return value
-    if key in (ITERATE, OFFSET, WEIGHTS):
-        return torch.empty_like(parameter, dtype=value.tensor.dtype).copy_(value.tensor)
-    return value.tensor.clone()
+    if key not in (ITERATE, OFFSET, WEIGHTS):
+        return value.tensor.clone()
+    copied = torch.empty_like(parameter, dtype=value.tensor.dtype, requires_grad=False)
+    local(copied).copy_(local(placed_like(value.tensor, parameter)))
+    return copied
 
 
 def check_fits(
@@ -82,11 +86,12 @@ def check_fits(
             )
         for parameter, key in zip(parameters, keys, strict=True):
             entry = state.get(key, {})
-            missing = ITERATE in entry and WEIGHTS not in entry and bool(entry[ITERATE].any())
-            if missing and not saved.get("training", True):
+            missing = ITERATE in entry and WEIGHTS not in entry
+            if missing and not saved.get("training", True) and bool(local(entry[ITERATE]).any()):
                 raise ValueError(
                     "the state dict was saved in evaluation mode, but does not hold the training "
-                    f"weights of {names[parameter]}"
+                    f"weights of {names[parameter]}. A distributed checkpoint gives only what the "
+                    "optimizer that asks for it has: call optimizer.eval() before you load it"
                 )
             for name in (ITERATE, OFFSET, WEIGHTS):
                 value = entry.get(name)

@@ -17,7 +17,7 @@ from torch import Tensor
 from neumann.optim import update
 from neumann.optim.distance import distance_squared, force, root
 from neumann.optim.kernels import cpu, cuda
-from neumann.optim.phases import Phase, Shared, momentum_at, row
+from neumann.optim.phases import IDLE, Phase, Shared, momentum_at, row
 
 
 class Implementation(enum.StrEnum):
@@ -39,6 +39,7 @@ class Work:
     iterates: list[Tensor]
     offsets: list[Tensor] | None  # None: without forces they are not kept
     momentum: Tensor  # receives μ
+    part: int = 0  # which of the sums of squares these tensors go into
 
     def with_gradient(self, wanted: bool = True) -> update.Tensors:
         """The tensors of those parameters that have a gradient, or of those that have none."""
@@ -51,14 +52,17 @@ class Work:
         )
 
 
-def choose(groups: Sequence[Mapping[str, Any]]) -> Implementation:
+def choose(groups: Sequence[Mapping[str, Any]], parts: int = 1) -> Implementation:
     """The implementation that the flags ask for, or the fastest there is where they leave it open.
 
-    Raises where `fused=True` or `capturable=True` cannot be had.
+    Raises where `fused=True` or `capturable=True` cannot be had. `parts` is the number of sums of
+    squares to be kept apart.
     """
     first = groups[0]
     devices = {p.device for group in groups for p in group["params"]}
     chosen, why = _fused(devices) if devices else (Implementation.FOREACH, None)
+    if chosen is Implementation.CUDA and parts > 1:
+        chosen, why = None, "its one sum cannot keep apart what is sharded in different ways"
     if devices and first["capturable"] and chosen is not Implementation.CUDA:
         raise RuntimeError(
             "capturable=True needs the fused CUDA kernel, which cannot run here: "
@@ -100,13 +104,15 @@ class Host:
         works: Sequence[Work],
         shared: Shared,
         clock: Tensor,
-        squared: Tensor,
+        before: Tensor,
+        after: Tensor,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """Tick, and update every group; `squared` is r² before and after.
+        """Tick, and update every group. `before` is r²; `after` receives Σδ², for each part one.
 
-        `found_inf` is for the device alone: on the host a step to be skipped does not get here.
+        Where nothing is sharded the two are one tensor. `found_inf` is for the device alone: on
+        the host a step to be skipped does not get here.
         """
         clock.add_(1)
         step = int(clock)
@@ -117,7 +123,7 @@ class Host:
             t,
             step,
             # The force acts in the iterate phase alone.
-            root(squared) if forces and phase is Phase.ITERATE else None,
+            root(before) if forces and phase is Phase.ITERATE else None,
             1.0 if grad_scale is None else 1 / float(grad_scale),
         )
         sums = [self._group(index, work, shared, now) for index, work in enumerate(works)]
@@ -127,13 +133,37 @@ class Host:
             for iterate in chain.from_iterable(tensors.iterates for tensors in resting):
                 iterate.zero_()
         if forces:
-            # The pass over memory has summed δ² on its way; what it did not touch is left.
-            fused = self.implementation is Implementation.CPU
-            among = resting if fused else works
-            offsets = [o for tensors in among for o in tensors.offsets or ()]
+            self._add_up(works, sums, after)
+
+    def _add_up(self, works: Sequence[Work], sums: Sequence[float], after: Tensor) -> None:
+        """Σδ² of each part; the pass over memory has summed on its way what it touched."""
+        fused = self.implementation is Implementation.CPU
+        totals = []
+        for part in range(after.numel()):
+            offsets: list[Tensor] = []
+            summed = 0.0
+            for work, total in zip(works, sums, strict=True):
+                if work.part == part:
+                    left = work.with_gradient(False) if fused else work
+                    offsets += left.offsets or ()
+                    summed += total
             if torch.is_grad_enabled():
                 offsets = [o.clone() for o in offsets]  # the next step writes the originals
-            squared.copy_(distance_squared(offsets, squared.device) + sum(sums))
+            totals.append(distance_squared(offsets, after.device) + summed)
+        after.copy_(torch.stack(totals).reshape(after.shape))
+
+    def measure(self, works: Sequence[Work], after: Tensor) -> None:
+        """Σδ² of each part as it is, with the additions of a step."""
+        sums = [0.0] * len(works)
+        if self.implementation is Implementation.CPU:
+            for index, work in enumerate(works):
+                tensors = work.with_gradient()
+                if tensors.weights:
+                    sums[index] = self._pass(index).run(tensors, IDLE, 0.0)
+        self._add_up(works, sums, after)
+
+    def _pass(self, index: int) -> cpu.Pass:
+        return self._passes.setdefault(index, cpu.Pass())
 
     def _group(self, index: int, work: Work, shared: Shared, now: "_Now") -> float:
         """Update one group; the sum of its δ² where the pass over memory has summed it."""
@@ -159,7 +189,7 @@ class Host:
                 shared.bounded,
             )
         if self.implementation is Implementation.CPU:
-            return self._passes.setdefault(index, cpu.Pass()).run(
+            return self._pass(index).run(
                 tensors,
                 coefficients,
                 0.0 if c is None else float(c),
@@ -212,19 +242,24 @@ class Device:
         works: Sequence[Work],
         shared: Shared,
         clock: Tensor,
-        squared: Tensor,
+        before: Tensor,
+        after: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Tick, and update every group, all on the device; r² is pending until :meth:`settle`."""
+        """Tick, and update every group, all on the device; Σδ² is pending until :meth:`settle`."""
         self._stepper.step(
             [_cuda_group(work) for work in works],
             shared,
             clock,
-            squared,
+            before,
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+
+    def measure(self, works: Sequence[Work], after: Tensor) -> None:
+        """Σδ² as it is, with the additions of a step."""
+        self._stepper.measure([_cuda_group(work) for work in works], after)
 
     def settle(self, squared: Tensor) -> None:
         """Bring r² up to date, with the bits that the next step would see."""

@@ -7,26 +7,22 @@ step is carried out in `execution`.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from neumann.optim import options
-from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, OFFSET, SKIPPED
+from neumann.optim import options, traced
+from neumann.optim.checkpoint import CLOCK, DISTANCE, OFFSET, SKIPPED
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
-from neumann.optim.evaluation import TwoWeights
-from neumann.optim.execution import Implementation, Work
-from neumann.optim.phases import Shared, Timetable
-from neumann.optim.state import Gathered, has_forces, zeros
-from neumann.optim.update import nonfinite
-
-_timetable = lru_cache(maxsize=64)(Timetable)
+from neumann.optim.execution import Implementation
+from neumann.optim.gathering import Gathering
+from neumann.optim.shards import local
+from neumann.optim.state import has_forces
 
 
-class Neumann(TwoWeights):
+class Neumann(Gathering):
     """Neumann optimizer: large-batch training with one hyperparameter to tune, the learning rate.
 
     The first `warmup` steps are plain SGD. After them each step adds a term to a Neumann series for
@@ -75,6 +71,9 @@ class Neumann(TwoWeights):
             device. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
             chooses it where it can run; True raises where it cannot, and says why.
+        process_group: the torch.distributed group among whose processes whole parameters were
+            divided, as ZeRO and pipeline stages do: r is the distance over all of them. Parameters
+            that are DTensors (FSDP2) know their groups themselves, and replicas (DDP) need none.
     """
 
     def __init__(
@@ -104,6 +103,7 @@ class Neumann(TwoWeights):
         differentiable: bool = False,
         capturable: bool = False,
         fused: bool | None = None,
+        process_group: Any = None,
     ) -> None:
         warmup, interval = options.resolve_steps(
             steps_per_epoch, warmup_epochs, reset_epochs, warmup_steps, reset_steps
@@ -133,9 +133,12 @@ class Neumann(TwoWeights):
         }
         defaults = options.plain(defaults)
         options.check_group(defaults)
+        self.process_group = process_group
         super().__init__(params, defaults)
-        if not any(group["params"] for group in self.param_groups):
+        if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
+
+    _opt_called = traced.Called()
 
     # ------------------------------------------------------------------ groups and state
 
@@ -177,9 +180,13 @@ class Neumann(TwoWeights):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @traced.unwrapped
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss."""
+        if torch.compiler.is_compiling():
+            return self._traced_step(closure)
         self._refuse_evaluation_mode()
+        self._refuse_backward()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -191,9 +198,16 @@ class Neumann(TwoWeights):
 
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
+            raise RuntimeError(traced.EVALUATION_MODE)
+
+    def _refuse_backward(self) -> None:
+        first: Any = next((p for group in self.param_groups for p in group["params"]), None)
+        if self in getattr(first, "_in_backward_optimizers", ()):
             raise RuntimeError(
-                "step() in evaluation mode would update the wrong weights: call optimizer.train() "
-                "first"
+                "Neumann cannot step one parameter at a time inside backward: r is the distance of "
+                "all parameters from their average, and the clock is one for all of them, so a "
+                "step needs every gradient. Build one Neumann for all parameters and call its "
+                "step() after backward() instead of _apply_optimizer_in_backward"
             )
 
     def _step(self) -> None:
@@ -201,111 +215,50 @@ class Neumann(TwoWeights):
         options.check_agreement(groups)
         for group in groups:
             options.check_moving(group)
+        self._tie()
         gathered = [self._gather(index) for index in range(len(groups))]
         forces = has_forces(groups[0])
-        parameters = [p for found in gathered for p in found.parameters] if forces else []
-        self._watch.look(parameters, lambda p: self._names()[p])
+        weights = [w for found in gathered for w in found.weights] if forces else []
+        self._watch.look(weights, self._name_of)
         found_inf = self._overflow(gathered)
         if found_inf is not None and not self._on_device and bool(found_inf):
             return
-        works = [
-            self._work(group, found, momentum)
-            for group, found, momentum in zip(groups, gathered, self._momenta, strict=True)
-        ]
-        clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
+        works = self._works(gathered)
+        clock, before = self._scalars[CLOCK], self._scalars[DISTANCE]
+        after = before if self._shards is None else self._shards.sums
         scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
-        self._execution.step(works, self._shared(), clock, squared, scale, found_inf)
-        self._watch.leave(parameters)
+        self._execution.step(works, self._shared(), clock, before, after, scale, found_inf)
+        self._watch.leave(weights)
 
-    def _gather(self, index: int) -> Gathered:
-        """A group's parameters, with gradient and state; frozen ones that have neither are left.
-
-        In whole lists: with thousands of parameters a loop here is what a step costs.
-        """
-        parameters = self.param_groups[index]["params"]
-        states: list[Any] = list(map(self.state.get, parameters))
-        if not all(states):
-            parameters = [p for p in parameters if p.requires_grad or p.grad is not None]
-            states = [self.state.get(p) or self._create_state(p, index) for p in parameters]
-        gradients = [p.grad for p in parameters]
-        layouts = {g.layout for g in gradients if g is not None}
-        if layouts - {torch.strided}:
-            sparse = next(
-                p for p in parameters if p.grad is not None and p.grad.layout != torch.strided
-            )
-            raise RuntimeError(
-                f"Neumann does not support sparse gradients, and {self._names()[sparse]} has one: "
-                "give that parameter to torch.optim.SparseAdam, or build its layer with "
-                "sparse=False"
-            )
-        return Gathered(parameters, gradients, states)
-
-    def _work(self, group: dict[str, Any], found: Gathered, momentum: Tensor) -> Work:
-        """A group's share of the step. Without forces there is no average to keep."""
-        offsets = None
-        if has_forces(group):
-            if not all(OFFSET in state for state in found.states):
-                for p, state in zip(found.parameters, found.states, strict=True):
-                    if OFFSET not in state:  # forces were off until now: the average starts here
-                        state[OFFSET] = zeros(p, group)
-            offsets = [state[OFFSET] for state in found.states]
-        elif any(OFFSET in state for state in found.states):
-            for state in found.states:
-                state.pop(OFFSET, None)
-            self._scalars[DISTANCE].zero_()
-            self._execution.forget()
-        iterates = [state[ITERATE] for state in found.states]
-        return Work(group, found.parameters, found.gradients, iterates, offsets, momentum)
-
-    def _overflow(self, gathered: list[Gathered]) -> Tensor | None:
-        """Not zero if the step must be skipped; None if nobody looks."""
-        found: Tensor | None = getattr(self, "found_inf", None)
-        if not self.param_groups[0]["skip_nonfinite"]:
-            return found
-        skipped = self._scalars[SKIPPED]
-        gradients = [g for found in gathered for g in found.gradients if g is not None]
-        flag = nonfinite(gradients, skipped.device)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-        skipped.add_(flag)
-        return flag if found is None else found + flag
+    def _traced_step(self, closure: Callable[[], float] | None) -> float | None:
+        """The step as a tracer sees it."""
+        traced.refuse(self.param_groups, self.state, sharded=self._shards is not None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            gathered = [self._gather(index) for index in range(len(self.param_groups))]
+            found_inf = self._overflow(gathered)
+            works = self._works(gathered)
+            clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
+            self._execution.settle(squared)
+            scale: Tensor | None = getattr(self, "grad_scale", None)
+            traced.step(works, self._shared(), clock, squared, scale, found_inf)
+        self._watch.leave([])  # versions are not known before the graph has run
+        return loss
 
     def reset_average(self) -> None:
         """Start the moving average anew at the present weights: v = w, r = 0."""
         for _, state in self._states():
             if OFFSET in state:
-                state[OFFSET].zero_()
-        self._measure_distance()
-
-    def _timetable(self) -> Timetable:
-        first = self.param_groups[0]
-        return _timetable(first["warmup_steps"], first["reset_steps"], first["reset_growth"])
-
-    def _shared(self) -> Shared:
-        first = self.param_groups[0]
-        return Shared(
-            timetable=self._timetable(),
-            cubic=first["cubic"],
-            repulsive=first["repulsive"] * self._count_variables() if first["repulsive"] else 0.0,
-            average=first["average"],
-            bounded=first["bounded"],
-        )
-
-    @property
-    def _on_device(self) -> bool:
-        return self._execution.implementation is Implementation.CUDA
+                local(state[OFFSET]).zero_()
+        self._forget_distance()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether GradScaler may leave unscaling and skipping to step(): a kernel does both."""
         return self._on_device or self._execution.implementation is Implementation.CPU
-
-    def _count_variables(self) -> int:
-        variables = self.param_groups[0]["variables"]
-        if not isinstance(variables, str):
-            return int(variables)
-        counted = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        return len(counted) if variables == "tensors" else sum(p.numel() for p in counted)
 
     # ------------------------------------------------------------------ looking in
 
@@ -313,7 +266,8 @@ class Neumann(TwoWeights):
     def diagnostics(self) -> Diagnostics:
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
         first = self.param_groups[0]
-        self._execution.settle(self._scalars[DISTANCE])
+        self._tie()
+        self._settle()
         squared = self._scalars[DISTANCE].detach().clone()
         variables = self._count_variables()
         groups = []

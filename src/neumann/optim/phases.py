@@ -20,6 +20,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+# A table of reset times ends where no clock gets to, or after so many of them.
+HORIZON = 1 << 62
+RESET_LIMIT = 1 << 16
+
 
 class Phase(enum.StrEnum):
     """What a step does."""
@@ -45,6 +49,10 @@ class Row(NamedTuple):
     push: Any  # f: how much of d moves w
     decay: Any  # z: decoupled weight decay
     follow: Any  # h: what δ keeps after w moved
+
+
+# The row of an update that changes nothing.
+IDLE = Row(1.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,25 @@ class Timetable:
         while self._resets[-1] < t:
             self._resets.append(self._resets[-1] + self._interval(len(self._resets) - 1))
         return self._resets[bisect_left(self._resets, t)]
+
+    def resets(self, limit: int, horizon: int) -> tuple[tuple[int, ...], int]:
+        """Reset times, sorted, and the interval at which they go on after the last (0: never).
+
+        With growth 1 two of them say it all. With growth above 1 they pass the horizon after some
+        hundred, unless the growth is within 1e-4 of 1: then the intervals stop growing at the end.
+        """
+        times = [1]
+        interval = 0
+        while len(times) < limit:
+            following = self.next_reset(times[-1] + 1)
+            if following is None or following > horizon:
+                interval = 0
+                break
+            interval = following - times[-1]
+            times.append(following)
+            if self.reset_growth == 1.0:
+                break
+        return tuple(times), interval
 
     def _interval(self, index: int) -> int:
         return max(1, math.floor(self.reset_steps * self.reset_growth**index + 0.5))

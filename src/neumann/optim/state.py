@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from neumann.optim import checkpoint
+from neumann.optim import checkpoint, traced
 from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, MOMENTUM, OFFSET, SKIPPED
 from neumann.optim.distance import distance_squared, scalar_dtype
 from neumann.optim.execution import Device, Host, Implementation, choose
 from neumann.optim.phases import Timetable, momentum_at
+from neumann.optim.shards import Carried, Shards, local, shards_of
 from neumann.optim.watch import Watch
 
 
@@ -27,6 +28,7 @@ class Gathered:
     """What a step starts from, one entry a parameter."""
 
     parameters: list[Tensor]
+    weights: list[Tensor]  # those of them, or those parts of them, that this process holds
     gradients: list[Tensor | None]
     states: list[dict[str, Any]]
 
@@ -38,6 +40,9 @@ class State(Optimizer):
     _momenta: list[Tensor]  # one for each group: μ of the last completed step
     _execution: Host | Device
     _watch: Watch
+    _shards: Shards | None  # None: this process has every parameter whole
+    _variables: int | None  # over all processes, once they have been asked
+    process_group: Any = None  # of the processes among which whole parameters were divided
 
     def _states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Parameters that have state, in the order of the groups."""
@@ -71,13 +76,18 @@ class State(Optimizer):
     def _settle_in(self) -> None:
         """After groups or state have changed: choose the implementation, tie the scalars."""
         if getattr(self, "_scalars", {}):
-            self._execution.settle(self._scalars[DISTANCE])  # what its last step left pending
-        implementation = choose(self.param_groups)
-        on_device = implementation is Implementation.CUDA
+            self._settle()  # what the last step left pending
         parameters = [p for group in self.param_groups for p in group["params"]]
+        shards = shards_of(parameters, self.process_group)
+        if shards is not None and self.param_groups[0]["differentiable"]:
+            raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
+        implementation = choose(self.param_groups, 1 if shards is None else shards.parts)
+        self._shards, self._variables = shards, None
+        on_device = implementation is Implementation.CUDA
         device = parameters[0].device if parameters else torch.device("cpu")
         self._execution = Device(device) if on_device else Host(implementation)
         self._watch = Watch()
+        traced.prepare()
         places = {key: device if on_device else torch.device("cpu") for key in checkpoint.KEYS}
         places[DISTANCE] = device
         grouped = [
@@ -105,8 +115,15 @@ class State(Optimizer):
             tied(MOMENTUM, among, momentum_at(t, group["momentum"]))
             for group, among in zip(self.param_groups, grouped, strict=True)
         ]
-        if not measured:
+        if self._shards is not None:
+            self._shards.are_known = int(self._scalars[CLOCK]) == 0  # at first every δ is 0
+        elif not measured or bool(self._scalars[DISTANCE].isnan()):
             self._measure_distance()
+
+    def _settle(self) -> None:
+        """Bring r² up to date, if this process knows all of it."""
+        if self._shards is None:
+            self._execution.settle(self._scalars[DISTANCE])
 
     def _timetable(self) -> Timetable:
         raise NotImplementedError
@@ -117,6 +134,45 @@ class State(Optimizer):
         scalar = self._scalars[DISTANCE]
         scalar.copy_(distance_squared(offsets, scalar.device))
         self._execution.forget()
+
+    def _forget_distance(self) -> None:
+        """r² is 0, because every δ is or because none is kept."""
+        self._scalars[DISTANCE].zero_()
+        self._execution.forget()
+        if self._shards is not None:
+            self._shards.sums.zero_()
+
+    def _tie(self) -> None:
+        """Mend what others did to the state behind our back.
+
+        ZeroRedundancyOptimizer puts loaded state into place past :meth:`load_state_dict`: another
+        clock is another run's, and everything is theirs. Lightning moves all but the clock from
+        device to device, one tensor at a time: what is not ours any more is a stale copy.
+        """
+        _, state = next(self._states(), (None, None))
+        if state is None:
+            return
+        if state.get(CLOCK) is not self._scalars[CLOCK]:
+            self._scalars = {}
+            self._settle_in()
+        elif any(state[key] is not ours for key, ours in self._scalars.items()):
+            for group, momentum in zip(self.param_groups, self._momenta, strict=True):
+                for p in group["params"]:
+                    if p in self.state:
+                        self.state[p].update(self._scalars, **{MOMENTUM: momentum})
+
+    def _adopt_parameters(self) -> None:
+        """Parameters were put in the place of others, as Accelerate does when it shards a model."""
+        parameters = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if p not in parameters]:
+            del self.state[p]
+        self._settle_in()
+        for index in range(len(self.param_groups)):
+            self._create_states(index)
+
+    def _name_of(self, weights: Tensor) -> str:
+        """What to call the parameter that has these weights."""
+        return next(name for p, name in self._names().items() if local(p) is weights)
 
     def _names(self) -> dict[Tensor, str]:
         """What to call each parameter in a message."""
@@ -129,8 +185,16 @@ class State(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim, with everything that a bit-identical continuation needs."""
-        self._execution.settle(self._scalars[DISTANCE])
-        return super().state_dict()
+        self._tie()
+        self._settle()
+        state_dict = super().state_dict()
+        if self._shards is not None:
+            # This process knows r² of the last step and its own share of the next. NaN says:
+            # measure it, whatever the shards are then.
+            unknown = torch.full_like(self._scalars[DISTANCE], torch.nan)
+            for index, state in state_dict["state"].items():
+                state_dict["state"][index] = {**state, DISTANCE: unknown}
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Adopt state, hyperparameters and mode. Parameters are never written.
@@ -150,10 +214,15 @@ class State(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._execution.settle(self._scalars[DISTANCE])
-        return super().__getstate__()
+        self._tie()
+        self._settle()
+        carried = None if self.process_group is None else Carried(self.process_group)
+        return {**super().__getstate__(), "process_group": carried}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        carried = state.get("process_group")
+        if carried is not None:
+            state = {**state, "process_group": carried.group}
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():

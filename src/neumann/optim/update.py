@@ -130,9 +130,14 @@ def _store(state: Tensor, value: Tensor, noise: torch.Generator) -> None:
     low = torch.randint(
         1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=noise
     )
-    bits = (value.contiguous().view(torch.int32) + low) & -(1 << 16)
+    state.copy_(rounded(value, low))
+
+
+def rounded(value: Tensor, noise: Tensor) -> Tensor:
+    """float32 numbers that bfloat16 has, up or down by chance; `noise` is 16 bits for each."""
+    bits = (value.contiguous().view(torch.int32) + noise.to(torch.int32)) & -(1 << 16)
     # Adding to the bits of infinity or NaN would make another number of them.
-    state.copy_(torch.where(torch.isfinite(value), bits.view(torch.float32), value))
+    return torch.where(torch.isfinite(value), bits.view(torch.float32), value)
 
 
 def decayed_gradients(
@@ -153,7 +158,7 @@ def nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         if gradient.numel():
-            real = _real(gradient)
+            real = as_real(gradient)
             buckets.setdefault((real.device, real.dtype), []).append(real)
     flag = torch.zeros((), dtype=torch.int64, device=device)
     for bucket in buckets.values():
@@ -165,7 +170,7 @@ def nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def evaluation_weights(weight: Tensor, iterate: Tensor, momentum: Any) -> Tensor:
     """w − μm: the weights to evaluate and to ship, as a new tensor of the weights' dtype."""
-    wide = _wide_dtype(torch.promote_types(weight.dtype, iterate.dtype))
+    wide = wide_dtype(torch.promote_types(weight.dtype, iterate.dtype))
     result: Tensor = weight.to(wide) - momentum * iterate.to(wide)
     return result.to(weight.dtype)
 
@@ -197,7 +202,7 @@ def _is_not_one(coefficient: Any) -> bool:
     return isinstance(coefficient, Tensor) or coefficient != 1
 
 
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -208,16 +213,16 @@ def _buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:
     for w, g, m, offset in tensors:
         key = (w.device, w.dtype, m.dtype)
         bucket = buckets.setdefault(key, Tensors(offsets=None if offset is None else []))
-        bucket.weights.append(_real(w))
-        bucket.gradients.append(_real(g))
-        bucket.iterates.append(_real(m))
+        bucket.weights.append(as_real(w))
+        bucket.gradients.append(as_real(g))
+        bucket.iterates.append(as_real(m))
         if bucket.offsets is not None and offset is not None:
-            bucket.offsets.append(_real(offset))
+            bucket.offsets.append(as_real(offset))
     return [(bucket, _widened(bucket)) for bucket in buckets.values()]
 
 
 def _widened(bucket: Tensors) -> Tensors:
-    wide = _wide_dtype(torch.promote_types(bucket.weights[0].dtype, bucket.iterates[0].dtype))
+    wide = wide_dtype(torch.promote_types(bucket.weights[0].dtype, bucket.iterates[0].dtype))
 
     def widen(tensors: list[Tensor]) -> list[Tensor]:
         if all(tensor.dtype == wide for tensor in tensors):
@@ -232,5 +237,6 @@ def _widened(bucket: Tensors) -> Tensors:
     )
 
 
-def _real(tensor: Tensor) -> Tensor:
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals, in the same memory."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

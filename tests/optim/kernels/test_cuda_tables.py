@@ -15,7 +15,7 @@ from stepping import STRONG, Stepping, device, group_of, same, scalar, shared_of
 
 
 def test_tables_agree_with_the_kernels():
-    for name in ("RECORD", "AT_SIZE", "AT_FIRST", "ROW"):
+    for name in ("RECORD", "AT_SIZE", "AT_FIRST", "ROW", "AT_KEEP", "AT_FOLLOW"):
         assert getattr(cuda_layout, name) == getattr(cuda_kernels, name).value
 
 

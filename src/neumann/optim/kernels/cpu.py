@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from neumann.optim.phases import Row
+from neumann.optim.phases import IDLE, Row
 from neumann.optim.update import Tensors
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 ROUNDINGS = ("nearest", "stochastic")
 
 _NATIVE = (torch.float32, torch.float64, torch.bfloat16)
-_IDLE = Row(keep=1.0, gain=0.0, carry=0.0, push=0.0, decay=0.0, follow=1.0)
 _Entry = tuple[Tensor, ...]  # w, g, m and, where it is kept, δ
 _GRADIENT, _OFFSET = 1, 3
 
@@ -216,7 +215,7 @@ def _run_staged(
                 copy.copy_(_plain(tensor))
                 narrowed = True
     if narrowed:  # the distance is that of the offsets as they were stored
-        squared = sum((table.run(_IDLE, 0.0, 0.0, 1.0, None) for table in tables), 0.0)
+        squared = sum((table.run(IDLE, 0.0, 0.0, 1.0, None) for table in tables), 0.0)
     return squared
 
 

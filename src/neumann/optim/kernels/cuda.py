@@ -131,7 +131,7 @@ class Stepper:
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         for group in groups:
             self._check_scalar("last_momentum", group.last_momentum, torch.float64)
-        kernels, scalars = _kernels(), _scalars()
+        scalars = _scalars()
         with self._on_device():
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             layout, addresses, copies = self._laid_out(groups, distance_squared, capturing)
@@ -160,22 +160,41 @@ class Stepper:
             )
             constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
             self._launch(scalars.scalars_kernel, -1, 1, arguments, constants)
-            for launch, constants in zip(layout.launches, self._constants, strict=True):
-                arguments = (
-                    layout.programs,
-                    layout.records,
-                    tables["gradients"],
-                    layout.rows,
-                    clock,
-                    layout.partials,
-                    launch.base,
-                )
-                kernel = kernels.update_kernel
-                self._launch(kernel, launch.base, launch.programs, arguments, constants)
+            self._update(layout, tables["gradients"], clock)
             layout.give_back()
             del copies  # not before the launches that read them
             if not capturing:
                 increment_version(_written(groups, clock, distance_squared))
+
+    @torch.no_grad()
+    def measure(self, groups: Sequence[Group], distance_squared: Tensor) -> None:
+        """Σδ² as it is, with the additions of a step and so with its bits; nothing else changes."""
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        with self._on_device():
+            layout, addresses, copies = self._laid_out(groups, distance_squared, False)
+            gradients = self._mirrors["gradients"].follow(cuda_tables.column(addresses))
+            layout.lend()
+            layout.idle()
+            clock = torch.zeros((), dtype=torch.int64, device=self.device)
+            self._update(layout, gradients, clock)
+            del copies
+            layout.pending.fill_(1)
+        self.settle(distance_squared)
+
+    def _update(self, layout: Layout, gradients: Tensor, clock: Tensor) -> None:
+        """The update itself, with the rows that the layout holds."""
+        for launch, constants in zip(layout.launches, self._constants, strict=True):
+            arguments = (
+                layout.programs,
+                layout.records,
+                gradients,
+                layout.rows,
+                clock,
+                layout.partials,
+                launch.base,
+            )
+            kernel = _kernels().update_kernel
+            self._launch(kernel, launch.base, launch.programs, arguments, constants)
 
     def _launch(
         self,
@@ -206,6 +225,11 @@ class Stepper:
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         layout = self._layout
         if layout is None or not layout.with_offsets:
+            return
+        if torch.compiler.is_compiling():  # a tracer sees tensors, and launches nothing
+            total = torch.where(layout.pending != 0, layout.partials.sum(), distance_squared)
+            distance_squared.view(1).copy_(total.view(1))  # see traced._write
+            layout.pending.zero_()
             return
         with self._on_device():
             _scalars().settle_kernel[(1,)](

@@ -26,7 +26,7 @@ from neumann.optim.kernels.cuda_tables import Group
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # As the kernels have them.
 RECORD, AT_SIZE, AT_FIRST = 8, 3, 4
-ROW = 16
+ROW, AT_KEEP, AT_FOLLOW = 16, 0, 5
 
 
 class Dtypes(NamedTuple):
@@ -190,6 +190,12 @@ class Layout:
         else:
             lie = list(map(Tensor.stride, gradients)) == self._strides
         return lie and not any(map(Tensor.is_neg, gradients))
+
+    def idle(self) -> None:
+        """Rows of an update that changes nothing, but adds up δ² as any other does."""
+        self.rows.zero_()
+        for at in (AT_KEEP, AT_FOLLOW):
+            self.rows[:, at] = 1.0
 
     def lend(self) -> None:
         """Fill the stand-ins."""

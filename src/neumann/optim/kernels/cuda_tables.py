@@ -12,10 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from neumann.optim.phases import Shared, Timetable
-
-RESET_LIMIT = 1 << 16  # after so many resets the interval stays what it is
-HORIZON = 1 << 62
+from neumann.optim.phases import HORIZON, RESET_LIMIT, Shared, Timetable
 
 
 @dataclass
@@ -118,22 +115,8 @@ def settings(groups: Sequence[Group], shared: Shared, device: torch.device) -> b
 
 @lru_cache(maxsize=64)
 def reset_times(timetable: Timetable) -> tuple[bytes, int]:
-    """Reset times, sorted, and the interval at which they go on after the last (0: they do not).
-
-    With growth 1 two of them say it all. With growth above 1 they leave the range of a clock after
-    some hundred, unless the growth is within 1e-4 of 1: then the intervals stop growing at the end.
-    """
-    times = [1]
-    interval = 0
-    while len(times) < RESET_LIMIT:
-        following = timetable.next_reset(times[-1] + 1)
-        if following is None or following > HORIZON:
-            interval = 0
-            break
-        interval = following - times[-1]
-        times.append(following)
-        if timetable.reset_growth == 1.0:
-            break
+    """Reset times, and the interval at which they go on after the last (0: never)."""
+    times, interval = timetable.resets(RESET_LIMIT, HORIZON)
     return struct.pack(f"={len(times)}q", *times), interval
 
 

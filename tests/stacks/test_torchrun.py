@@ -1,0 +1,27 @@
+"""The README's example of several processes, started as the README says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sharding import needs_fsdp
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_digits.py"
+
+
+def accuracy(*arguments):
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", "2", str(EXAMPLE), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return float(re.search(r"on 2 processes: ([\d.]+) % right", done.stdout)[1])
+
+
+def test_digits_with_ddp():
+    assert accuracy("--epochs", "20") > 94
+
+
+@needs_fsdp
+def test_digits_with_fsdp():
+    assert accuracy("--epochs", "20", "--fsdp") > 94
