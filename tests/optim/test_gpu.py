@@ -188,3 +188,42 @@ def test_more_than_two_to_the_31_elements():
         assert torch.allclose(p.detach()[part].float(), small.detach().float(), rtol=0.02)
     assert p.detach().min() > 0.2
     assert p.detach().max() < 1.0
+
+
+def moved(optimizer, device):
+    """What Lightning does before and after fit(): all state but the clock, one tensor at a time."""
+    for entry in optimizer.state.values():
+        for key, value in entry.items():
+            if key != "step":
+                entry[key] = value.to(device)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}])
+def test_state_that_somebody_else_moves(options):
+    def build():
+        model, data = network()
+        options_ = {"warmup_steps": 3, "reset_steps": 4, **STRONG, **options}
+        return model, data, Neumann(model.parameters(), lr=0.1, **options_)
+
+    def train(model, data, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            model(data[step]).square().mean().backward()
+            optimizer.step()
+
+    model, data, optimizer = build()
+    plain, _, reference = build()
+    moved(optimizer, "cuda")
+    train(model, data, optimizer, range(12))
+    train(plain, data, reference, range(12))
+    for ours, theirs in zip(optimizer.eval_params(), reference.eval_params(), strict=True):
+        assert torch.equal(ours, theirs)
+    moved(optimizer, "cpu")
+    saved = copy.deepcopy({"model": model.cpu().state_dict(), "optimizer": optimizer.state_dict()})
+    fresh, _, other = build()
+    fresh.load_state_dict(saved["model"])
+    other.load_state_dict(saved["optimizer"])
+    train(fresh, data, other, range(12, 20))
+    train(plain, data, reference, range(12, 20))
+    for p, q in zip(fresh.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
