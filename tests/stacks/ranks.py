@@ -76,7 +76,8 @@ def _serve(
     rank: int, size: int, backend: str, store: str, pipe: Connection, path: list[str]
 ) -> None:
     sys.path[:] = path
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    device = rank % max(torch.cuda.device_count(), 1)  # which ranks may share
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(device))
     torch.set_num_threads(1)
     where = f"file://{store}"
     distributed.init_process_group(backend, init_method=where, rank=rank, world_size=size)
