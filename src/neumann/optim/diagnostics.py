@@ -84,7 +84,10 @@ class Diagnostics:
 
     @property
     def distance(self) -> float:
-        """r = ‖w − v‖ over all parameters, as the next step will see it."""
+        """r = ‖w − v‖ over all parameters, as the next step will see it.
+
+        Of sharded parameters as the last step saw it, NaN after a load: no process knows more.
+        """
         return float(self._distance_squared.sqrt())
 
     @property

@@ -213,7 +213,7 @@ def _communication_device(parameters: Sequence[Any]) -> torch.device:
     """Where the processes exchange scalars: with offloaded shards that is not where these are."""
     for p in parameters:
         if is_dtensor(p) and p.device_mesh.device_type != "cpu":
-            return torch.device(p.device_mesh.device_type, torch.cuda.current_device())
+            return torch.device(p.device_mesh.device_type)
     return parameters[0].device if parameters else torch.device("cpu")
 
 
