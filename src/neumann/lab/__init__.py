@@ -1,0 +1,1 @@
+"""The lab: train, compare and sweep optimizers on real data (extra `lab`)."""

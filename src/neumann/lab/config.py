@@ -1,0 +1,189 @@
+"""What a training is: one frozen, flat record, from flags or a TOML file, saved with the run.
+
+Nothing is decided twice: `resolve` turns "automatic" into what it means on this machine, and the
+resolved record is what the run's folder keeps and what can be run again.
+"""
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from neumann.lab.errors import UsageError, unknown
+from neumann.lab.optimizers import Arm
+from neumann.lab.schedules import SCHEDULES, Schedule
+
+Switch = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train one network once."""
+
+    data: str = "digits"
+    """digits, fashion-mnist, cifar10, cifar100, text:FILE, folder:PATH or synthetic:SHAPE,CLASSES,N
+    """
+    data_dir: Path | None = None
+    """folder of the data set's files"""
+    download: bool = False
+    """fetch the data set into --data-dir"""
+    model: str = "mlp"
+    """mlp, cnn, resnet9, resnet18, gru, gpt, or timm:NAME"""
+    opt: str = "neumann"
+    """the optimizer, with options as in neumann:momentum=0.8,cubic=0"""
+    lr: float | None = None
+    """peak learning rate; by default the optimizer's usual one"""
+    weight_decay: float = 0.0
+    """weight decay, in the form the optimizer has"""
+    batch_size: int = 64
+    """examples in an optimizer step"""
+    micro_batch_size: int | None = None
+    """examples at once; their gradients are accumulated, and BatchNorm normalises over them"""
+    epochs: int = 20
+    """passes over the training set"""
+    sched: Schedule = "linear"
+    """learning rate after the ramp"""
+    ramp_epochs: float = 0.0
+    """epochs in which the learning rate rises to its peak"""
+    smoothing: float = 0.0
+    """label smoothing"""
+    seed: int = 0
+    """of initial weights, data order and augmentation"""
+    output: Path | None = None
+    """folder of the run; by default a new one under runs/"""
+    resume: Literal["never", "auto"] = "never"
+    """auto: continue the run in --output from its last checkpoint"""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one"""
+    amp: Literal["auto", "bf16", "off"] = "auto"
+    """autocast; auto is bf16 on a GPU"""
+    channels_last: Switch = "auto"
+    """memory format of images; auto is on for a GPU"""
+    compile: Switch = "auto"
+    """torch.compile the model; auto is on for a GPU"""
+    workers: int = 4
+    """processes that load image folders"""
+    eval_every: int = 1
+    """epochs between evaluations; the last epoch is always evaluated"""
+    log_every: int = 50
+    """optimizer steps between lines of the records"""
+    checkpoint_every: int = 1
+    """epochs between checkpoints; 0: only at the end and when interrupted"""
+    target: float | None = None
+    """accuracy in % to note the first time of"""
+    held_out: bool = False
+    """evaluate on a tenth of the training set, which is not trained on, instead of the test set"""
+
+    def resolve(self) -> "TrainConfig":
+        """The same with "automatic" replaced by what it means here; refuses what cannot work."""
+        device = _device(self.device)
+        on_gpu = device.type == "cuda"
+        self._check()
+        return dataclasses.replace(
+            self,
+            device=str(device),
+            lr=Arm.parse(self.opt).lr(self.lr),
+            amp=("bf16" if on_gpu else "off") if self.amp == "auto" else self.amp,
+            channels_last=_resolved(self.channels_last, on_gpu),
+            compile=_resolved(self.compile, on_gpu),
+        )
+
+    def _check(self) -> None:
+        Arm.parse(self.opt).check()
+        for name, least in (
+            ("batch_size", 1),
+            ("epochs", 1),
+            ("eval_every", 1),
+            ("log_every", 1),
+            ("checkpoint_every", 0),
+            ("workers", 0),
+            ("micro_batch_size", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{_flag(name)} must be at least {least}, got {value}")
+        if self.sched not in SCHEDULES:
+            raise unknown("--sched", self.sched, SCHEDULES)
+        if not 0 <= self.ramp_epochs <= self.epochs:
+            raise UsageError(
+                f"--ramp-epochs must be between 0 and --epochs ({self.epochs}), "
+                f"got {self.ramp_epochs:g}"
+            )
+        if not 0 <= self.smoothing < 1:
+            raise UsageError(f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+        if self.lr is not None and not self.lr >= 0:
+            raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and TOML."""
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+
+# What says where and how a run is kept, not what it computes: a run may be continued with others.
+KEEPING = ("output", "resume", "download", "workers")
+
+
+def from_mapping(values: Mapping[str, Any], defaults: TrainConfig | None = None) -> TrainConfig:
+    """A record from plain values; unknown keys are refused with the nearest."""
+    fields = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    for key in values:
+        if key not in fields:
+            raise unknown("setting", key, fields)
+    paths = {
+        key: Path(value)
+        for key, value in values.items()
+        if key in ("data_dir", "output") and value is not None
+    }
+    return dataclasses.replace(defaults or TrainConfig(), **{**values, **paths})
+
+
+def from_file(path: Path) -> TrainConfig:
+    """A record from a TOML file of flags, with - or _ in their names."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"--config {path} is not TOML: {error}") from error
+    return from_mapping({key.replace("-", "_"): value for key, value in values.items()})
+
+
+def fresh_folder(config: TrainConfig) -> Path:
+    """A folder under runs/ that does not exist yet, named after what is trained."""
+    name = f"{config.data}-{config.model}-{Arm.parse(config.opt).name}-seed{config.seed}"
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+    for number in itertools.count(1):
+        folder = Path("runs") / f"{plain}-{number}"
+        if not folder.exists():
+            return folder
+    raise AssertionError("unreachable")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: torch finds no CUDA device here")
+    return device
+
+
+def _resolved(switch: Switch, automatic: bool) -> Switch:
+    if switch == "auto":
+        return "on" if automatic else "off"
+    return switch
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,206 @@
+"""The records of a run: a folder with three files, readable at any moment.
+
+config.json     the resolved config, and the environment it was started in
+metrics.jsonl   one JSON object a line, each with its "kind" ("step", "epoch", …); appended
+summary.json    what came out; there once the run has finished, so it also says that it has
+
+A line is one write. A killed process may still leave half of one at the end; readers pass over it
+and the next writer removes it. A step's lines are to be appended before its checkpoint is saved:
+then `rewind(step)` after a resume leaves exactly the lines the checkpoint knows of. NaN and
+infinities are written as strings (see plain_json).
+
+How it can fail: UsageError where the folder is not a run's, or another run's; RecordsError, in one
+line, where a file cannot be written or was damaged. Two processes that write the records of one
+run at the same time are not kept apart.
+"""
+
+import os
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from neumann.lab import plain_json
+from neumann.lab.environment import environment
+from neumann.lab.errors import UsageError
+from neumann.lab.files import reason, remove_leftovers, write_all, write_aside
+from neumann.lab.reading import (
+    CONFIG,
+    FORMAT,
+    METRICS,
+    SUMMARY,
+    RecordsError,
+    is_finished,
+    parse,
+    read_config,
+    read_environment,
+    read_metrics,
+    read_summary,
+)
+
+__all__ = [
+    "Records",
+    "RecordsError",
+    "environment",
+    "is_finished",
+    "read_config",
+    "read_environment",
+    "read_metrics",
+    "read_summary",
+]
+
+SHOWN = 3  # differing keys that an error names
+_ABSENT = object()
+
+
+class Records:
+    """The records of one run, for the process that writes them. Made by `Records.create`."""
+
+    def __init__(self, folder: Path, *, continued: bool = False) -> None:
+        self.folder = Path(folder)
+        self.continued = continued  # whether the folder held this run's config already
+        self._descriptor: int | None = None
+
+    @classmethod
+    def create(cls, folder: Path, config: dict[str, Any]) -> Self:
+        """Make the folder of a run, or open it for continuation if it holds the same config.
+
+        If it holds another config, or lines without any: UsageError, and nothing is changed.
+        """
+        folder = Path(folder)
+        now = plain_json.encode(config, "config")
+        if os.path.exists(folder / CONFIG):
+            # Compared as they are written: a tuple is a list there, and NaN is equal to itself.
+            difference = _difference(plain_json.encode(read_config(folder)), now)
+            if difference:
+                raise UsageError(
+                    f"{folder} holds a run with another config: {difference}; choose another "
+                    "folder, or remove this one"
+                )
+            return cls(folder, continued=True)
+        for name in (METRICS, SUMMARY):
+            if os.path.exists(folder / name):
+                raise UsageError(
+                    f"{folder} holds a {name} but no {CONFIG}, so it is not known what run it is "
+                    "of; choose another folder"
+                )
+        content = {"format": FORMAT, "config": config, "environment": environment()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+            write_aside(folder / CONFIG, [plain_json.dumps(content, indent=2)])
+        except OSError as error:
+            raise UsageError(f"cannot start a run in {folder}: {reason(error)}") from error
+        return cls(folder)
+
+    def append(self, *, kind: str, **fields: Any) -> None:
+        """Add a line. On failure it is taken back, so that the file stays as it was."""
+        step = fields.get("step", 0)
+        if type(step) is not int:
+            raise TypeError(f"step must be an int, the step the line is of; got {step!r}")
+        line = plain_json.dumps({"kind": kind, **fields})
+        try:
+            if self._descriptor is None:
+                self._descriptor = _open_whole(self.folder / METRICS)
+            length = os.fstat(self._descriptor).st_size
+            try:
+                write_all(self._descriptor, line)
+            except OSError:
+                os.ftruncate(self._descriptor, length)
+                raise
+        except OSError as error:
+            raise self._failure(METRICS, error) from error
+
+    def rewind(self, step: int) -> None:
+        """Drop what was recorded after a step, and the summary: the run goes on from there.
+
+        The first line whose "step" is later, and all after it, go; so does a torn last line.
+        """
+        self.close()
+        path = self.folder / METRICS
+        try:
+            # First, since a run without its last lines has not finished.
+            (self.folder / SUMMARY).unlink(missing_ok=True)
+            remove_leftovers(self.folder)
+            data = path.read_bytes() if path.exists() else b""
+            early = takewhile(lambda line: line.fields.get("step", step) <= step, parse(data, path))
+            kept = b"".join(line.raw for line in early)
+            if kept != data:
+                write_aside(path, [kept])
+        except OSError as error:
+            raise self._failure(METRICS, error) from error
+
+    def sync(self) -> None:
+        """Make the lines outlast a power cut: to be called before a checkpoint is saved."""
+        if self._descriptor is not None:
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise self._failure(METRICS, error) from error
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary, which says that the run has finished, and close."""
+        content = plain_json.dumps(summary, indent=2)
+        self.sync()
+        try:
+            write_aside(self.folder / SUMMARY, [content])
+        except OSError as error:
+            raise self._failure(SUMMARY, error) from error
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _failure(self, name: str, error: OSError) -> RecordsError:
+        return RecordsError(f"cannot write {self.folder / name}: {reason(error)}")
+
+
+def _open_whole(path: Path) -> int:
+    """A descriptor for appending to a file that ends with a whole line."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = b"".join(line.raw for line in parse(data, path))
+    if whole != data:
+        write_aside(path, [whole])
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _difference(there: Any, here: Any) -> str:
+    """The first keys whose values differ; empty if none does."""
+    before, now = _flat(there), _flat(here)
+    keys = [
+        key
+        for key in dict.fromkeys([*now, *before])
+        if before.get(key, _ABSENT) != now.get(key, _ABSENT)
+    ]
+    shown = [f"{key} is {_show(before, key)} there, {_show(now, key)} here" for key in keys[:SHOWN]]
+    rest = [f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
+    return ", ".join(shown + rest)
+
+
+def _show(flat: dict[str, Any], key: str) -> str:
+    text = repr(flat[key]) if key in flat else "not set"
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested keys with dots between: {"a": {"b": 1}} is {"a.b": 1}."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, child in value.items():
+        flat |= _flat(child, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,134 @@
+"""Arms: what they say is what is built, and what they cannot mean is refused in one line."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from neumann import Neumann
+from neumann.lab.errors import UsageError
+from neumann.lab.optimizers import RECIPES, Arm, build, evaluating
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_optimizer_takes_a_step_that_helps(name):
+    net = model()
+    optimizer = build(Arm.parse(name), net, steps_per_epoch=2)
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    y = (x[:, 0] > 0).long()
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("sgd", {}),
+        ("sgd:lr=0.4", {"lr": 0.4}),
+        ("adamw:betas=(0.9,0.95),lr=2e-3", {"betas": (0.9, 0.95), "lr": 2e-3}),
+        (
+            "neumann:bounded=false,variables=elements,state_dtype=none",
+            {"bounded": False, "variables": "elements", "state_dtype": None},
+        ),
+    ],
+)
+def test_arms_are_read_and_written(text, options):
+    arm = Arm.parse(text)
+    assert dict(arm.options) == options
+    assert Arm.parse(str(arm)) == arm
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("neuman", "unknown optimizer 'neuman'; the nearest: neumann"),
+        ("zzz", "unknown optimizer 'zzz'; there are: neumann, sgd"),
+        ("sgd:lr", "'lr' should be key=value"),
+        ("sgd:lr=1,lr=2", "names lr twice"),
+        ("sgd:momentm=0.9", "unknown option of sgd 'momentm'; the nearest: momentum"),
+        ("sgd:params=1", "unknown option of sgd 'params'"),
+        ("neumann:momentum=2", "momentum must be in"),
+        ("adam:lr=-1", "Invalid learning rate"),
+    ],
+)
+def test_bad_arms_are_refused_in_one_line(text, message):
+    with pytest.raises(UsageError) as caught:
+        build(Arm.parse(text), model(), steps_per_epoch=1)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_of_neumann_is_reachable():
+    text = "neumann:lr=0.3,warmup_steps=3,reset_steps=0,cubic=0.0,repulsive=0.0,foreach=true"
+    optimizer = build(Arm.parse(text), model(), steps_per_epoch=7)
+    assert isinstance(optimizer, Neumann)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["warmup_steps"], group["cubic"]) == (0.3, 3, 0.0)
+    assert group["foreach"] is True
+
+
+def test_epochs_become_steps():
+    optimizer = build(Arm.parse("neumann"), model(), steps_per_epoch=7)
+    assert optimizer.param_groups[0]["warmup_steps"] == 35
+
+
+def test_whose_lr_wins():
+    assert Arm.parse("sgd:lr=3").lr(2.0) == 3
+    assert Arm.parse("sgd").lr(2.0) == 2
+    assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
+
+
+def test_weight_decay_spares_biases_and_norms_where_the_recipe_says_so():
+    def decays(text):
+        optimizer = build(Arm.parse(text), model(), weight_decay=0.1, steps_per_epoch=1)
+        return {p.ndim: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+
+    assert decays("adamw") == {2: 0.1, 1: 0.0}
+    assert decays("sgd") == {2: 0.1, 1: 0.1}
+    assert decays("sgd:decay_norms=false") == {2: 0.1, 1: 0.0}
+    assert decays("adamw:decay_norms=true,weight_decay=0.3") == {2: 0.3, 1: 0.3}
+
+
+def test_a_frozen_model_is_refused():
+    net = model().requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter that requires gradients"):
+        build(Arm.parse("sgd"), net, steps_per_epoch=1)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(UsageError, match=r"needs timm.*pip install neumann-optimizer\[timm\]"):
+        build(Arm.parse("lamb"), model(), steps_per_epoch=1)
+
+
+@pytest.mark.parametrize("name", ["neumann:warmup_steps=0", "schedulefree", "sgd"])
+def test_evaluation_sees_the_weights_to_evaluate(name):
+    net = model()
+    optimizer = build(Arm.parse(name), net, steps_per_epoch=1)
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    before = [p.detach().clone() for p in net.parameters()]
+    with evaluating(optimizer):
+        inside = [p.detach().clone() for p in net.parameters()]
+    after = list(net.parameters())
+    assert all(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
+    switched = not all(torch.equal(a, b) for a, b in zip(before, inside, strict=True))
+    assert switched == (name != "sgd")

@@ -1,0 +1,173 @@
+"""Training: it learns, it stops cleanly, and it goes on as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from neumann.cli import main
+from neumann.lab.checkpoints import Checkpoints
+from neumann.lab.config import TrainConfig
+from neumann.lab.processes import Process
+from neumann.lab.reading import read_metrics, read_summary
+from neumann.lab.training import Diverged, Training
+
+SMALL = TrainConfig(model="mlp", opt="neumann:warmup_epochs=1", lr=0.1, epochs=3, log_every=10)
+FLAGS = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "6", "--log-every", "7"]
+
+
+def final(folder):
+    """What two runs must share: weights, state and records, without the times."""
+    found = Checkpoints(folder / "checkpoints").latest()
+    lines = [{k: v for k, v in m.items() if k != "seconds"} for m in read_metrics(folder)]
+    summary = {k: v for k, v in read_summary(folder).items() if k != "seconds"}
+    return found.payload["model"], found.payload["optimizer"]["state"], lines, summary
+
+
+def same(ours, theirs):
+    (model, state, *rest), (other, other_state, *other_rest) = ours, theirs
+    return (
+        all(torch.equal(model[name], other[name]) for name in other)
+        and all(torch.equal(state[i][k], other_state[i][k]) for i in state for k in state[i])
+        and rest == other_rest
+    )
+
+
+def command(folder, *flags):
+    return [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "neumann",
+        "train",
+        *FLAGS,
+        "--output",
+        str(folder),
+        "--resume",
+        "auto",
+        *flags,
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert main(["train", *FLAGS, "--output", str(folder)]) == 0
+    return folder
+
+
+def test_it_learns_and_writes_it_down(whole):
+    summary = read_summary(whole)
+    assert summary["accuracy"] > 85
+    lines = read_metrics(whole)
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == [1, 2, 3, 4, 5, 6]
+    assert epochs[-1]["accuracy"] == summary["accuracy"]
+    assert {line["optimizer"]["phase"] for line in lines if line["kind"] == "step"} >= {
+        "warm-up",
+        "iterate",
+    }
+    config = json.loads((whole / "config.json").read_text())
+    assert config["config"]["opt"] == "neumann:warmup_epochs=1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(whole, tmp_path, number):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
+    wait_for(folder / "metrics.jsonl", process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "--resume auto continues" in errors
+    assert not same_so_far(folder)
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert same(final(folder), final(whole))
+
+
+def same_so_far(folder):
+    return read_summary(folder) is not None
+
+
+def wait_for(file, process):
+    while not (file.exists() and file.stat().st_size) and process.poll() is None:
+        time.sleep(0.01)
+
+
+def test_killed_at_random_moments(whole, tmp_path):
+    folder = tmp_path / "run"
+    moments = random.Random(0)
+    for _ in range(4):
+        process = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
+        time.sleep(moments.uniform(2.0, 5.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert same(final(folder), final(whole))
+
+
+def test_a_finished_run_is_not_repeated(whole, capsys):
+    before = (whole / "summary.json").stat().st_mtime_ns
+    assert main(["train", *FLAGS, "--output", str(whole), "--resume", "auto"]) == 0
+    assert (whole / "summary.json").stat().st_mtime_ns == before
+
+
+def test_divergence_names_step_lr_and_checkpoint(tmp_path):
+    config = TrainConfig(opt="sgd", lr=1e20, epochs=2, log_every=5).resolve()
+    with pytest.raises(Diverged, match=r"not finite in step \d+ at lr .*e\+19; no checkpoint"):
+        Training(config, Process()).run(tmp_path / "run")
+    assert read_summary(tmp_path / "run") is None
+
+
+def test_micro_batches_are_the_batch(tmp_path):
+    """Without BatchNorm accumulation changes nothing but rounding."""
+    accuracies = []
+    for size in (None, 16):
+        config = TrainConfig(model="mlp", opt="sgd", epochs=2, micro_batch_size=size).resolve()
+        accuracies.append(Training(config, Process()).run(tmp_path / str(size)))
+    assert accuracies[0].train_loss == pytest.approx(accuracies[1].train_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--opt", "sgdd"], "the nearest: sgd"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--batch-size", "100000"], "larger than the training set"),
+        (["--model", "resnet8"], "the nearest: resnet18, resnet9"),
+        (["--data", "cifar"], "the nearest: cifar10, cifar100"),
+        (["--config", "none.toml"], "none.toml"),
+        (["--ramp-epochs", "99"], "--ramp-epochs must be between"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_writes_nothing(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_config_in_the_folder_is_refused(whole, capsys):
+    assert main(["train", *FLAGS, "--seed", "1", "--output", str(whole)]) == 2
+    assert "seed" in capsys.readouterr().err
+
+
+def test_a_toml_file_is_flags(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text('opt = "sgd"\nepochs = 1\nbatch-size = 32\n')
+    folder = tmp_path / "run"
+    assert main(["train", "--config", str(file), "--seed", "3", "--output", str(folder)]) == 0
+    config = json.loads((folder / "config.json").read_text())["config"]
+    assert (config["opt"], config["batch_size"], config["seed"]) == ("sgd", 32, 3)
