@@ -260,6 +260,14 @@ def test_a_state_dict_of_another_model_is_refused():
     refused(headless, "saved in evaluation mode, but .* the training weights of 0.weight")
 
 
+def test_a_step_with_everything_frozen_does_not_tick():
+    """torch's distributed checkpoints take one where there is no state, to have it made."""
+    model, _ = model_and_optimizer()
+    optimizer = Neumann(model.requires_grad_(False).parameters(), lr=0.1, steps_per_epoch=1)
+    optimizer.step()
+    assert optimizer.diagnostics().step == 0
+
+
 def test_names_of_wrappers_do_not_matter():
     model, optimizer = model_and_optimizer()
     train(model, optimizer, 6)

@@ -41,6 +41,7 @@ def test_it_warns_once_and_names_the_remedies():
     assert "optimizer.evaluating()" in text
     assert "optimizer.checkpointing()" in text
     assert len(caught) == 1
+    assert caught[0].filename == __file__
     is_silent(model.state_dict)
 
 
@@ -114,3 +115,23 @@ def test_a_model_without_the_parameters_is_refused():
     _, optimizer = build()
     with pytest.raises(ValueError, match="none of the optimizer's parameters"):
         neumann.guard(nn.Linear(2, 2), optimizer)
+
+
+class Wrapper:
+    """As trainers wrap an optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_a_wrapped_optimizer_is_looked_into():
+    model, optimizer = build()
+    neumann.guard(model, Wrapper(optimizer))
+    with pytest.warns(UserWarning, match=WARNING):
+        model.state_dict()
+
+
+def test_another_optimizer_is_refused():
+    model, _ = build()
+    with pytest.raises(TypeError, match="must be or wrap a Neumann, got SGD"):
+        neumann.guard(model, torch.optim.SGD(model.parameters(), lr=0.1))

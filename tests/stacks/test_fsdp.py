@@ -3,8 +3,13 @@
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from neumann import Neumann
@@ -237,3 +242,66 @@ def refused():
 
 def test_what_cannot_be_sharded_is_refused(two):
     two.run(refused)
+
+
+def first_generation():
+    model = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"FSDP1.*fully_shard"):
+        Neumann(model.parameters(), **OPTIONS)
+
+
+def test_fsdp_of_the_first_generation_is_refused(two):
+    two.run(first_generation)
+
+
+def saved_after_a_replacement():
+    """As Accelerate resumes: parameters replaced, then state asked for before any step."""
+    model = network()
+    optimizer = Neumann(model.named_parameters(), **OPTIONS)
+    fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    state = get_optimizer_state_dict(model, optimizer)["state"]
+    assert all(isinstance(entry["iterate"], DTensor) for entry in state.values())
+    return optimizer.diagnostics().step
+
+
+def test_state_asked_for_after_a_replacement(two):
+    assert two.run(saved_after_a_replacement) == [0, 0]
+
+
+def materialised():
+    """Built on the meta device, sharded, given to the optimizer, and only then made real."""
+    with torch.device("meta"):
+        model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    optimizer = Neumann(model.named_parameters(), **OPTIONS)
+    model.to_empty(device="cpu")
+    whole = {name: p.detach() for name, p in network().named_parameters()}
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, whole, options=options)
+    train(model, optimizer, part=own_share)
+    return outcome(optimizer)
+
+
+def test_a_model_made_real_after_the_optimizer(two):
+    for ours in two.run(materialised):
+        assert furthest(ours, outcome(trained_alone())) < 1e-12
+
+
+def compiled():
+    """Without fullgraph a refused trace falls back to an eager step."""
+    model, optimizer = sharded()
+    step = torch.compile(optimizer.step, backend="eager")
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, own_share(batch(number))).backward()
+        step()
+    torch._dynamo.reset()  # which remembers a frame that it has given up
+    with pytest.raises(Exception, match="divided among processes"):
+        torch.compile(optimizer.step, backend="eager", fullgraph=True)()
+    return outcome(optimizer)
+
+
+def test_a_compiled_step_falls_back_or_is_refused(two):
+    for ours in two.run(compiled):
+        assert furthest(ours, outcome(trained_alone())) < 1e-12

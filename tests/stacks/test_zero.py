@@ -147,3 +147,77 @@ def copied():
 
 def test_copies_share_the_process_group_and_pickles_are_refused(two):
     two.run(copied)
+
+
+# ------------------------------------------------------------------ what changes on one rank alone
+
+
+def thawed_and_frozen(ranks_are_many):
+    """A parameter thawed in step 4, another frozen in step 7; who owns them notices first."""
+    p = [torch.nn.Parameter(torch.full((2 + i,), 1.0 + i)) for i in range(5)]
+    p[1].requires_grad_(False)
+    if ranks_are_many:
+        local = partial(Neumann, process_group=distributed.group.WORLD)
+        optimizer = ZeroRedundancyOptimizer(p, local, **OPTIONS)
+    else:
+        optimizer = Neumann(p, **OPTIONS)
+    for step in range(14):
+        if step == 4:
+            p[1].requires_grad_(True)
+        if step == 7:
+            p[3].requires_grad_(False)
+        for each in p:
+            each.grad = 0.1 * each.detach() + step if each.requires_grad else None
+        optimizer.step()
+    return torch.cat([each.detach() for each in p])
+
+
+def test_parameters_that_thaw_and_freeze(two):
+    expected = thawed_and_frozen(False)
+    for ours in two.run(thawed_and_frozen, True):
+        assert torch.allclose(ours, expected, rtol=1e-6)
+
+
+def reloaded():
+    """Loading into a running optimizer, where one rank owns nothing; and a refused step."""
+    p = torch.nn.Parameter(torch.ones(3))
+    local = partial(Neumann, process_group=distributed.group.WORLD)
+    optimizer = ZeroRedundancyOptimizer([p], local, **OPTIONS)
+
+    def step():
+        p.grad = torch.ones(3)
+        optimizer.step()
+
+    step()
+    optimizer.consolidate_state_dict(0)
+    saved = [copy.deepcopy(optimizer.state_dict()) if distributed.get_rank() == 0 else None]
+    distributed.broadcast_object_list(saved, 0)
+    optimizer.load_state_dict(saved[0])
+    step()
+    optimizer.optim.eval()
+    with pytest.raises(RuntimeError, match=r"call optimizer.train\(\) first"):
+        step()
+    optimizer.optim.train()
+    step()
+    return p.detach().clone()
+
+
+def test_loading_where_a_rank_owns_nothing(two):
+    first, second = two.run(reloaded)
+    assert torch.equal(first, second)
+
+
+def scaled_apart():
+    """A scaler's overflow that one stage of a pipeline sees."""
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = Neumann([p], **OPTIONS, process_group=distributed.group.WORLD)
+    for step in range(10):
+        p.grad = torch.ones(4)
+        optimizer.grad_scale = torch.tensor(1.0)
+        optimizer.found_inf = torch.tensor(float(step == 6 and distributed.get_rank() == 1))
+        optimizer.step()
+    return optimizer.diagnostics().step
+
+
+def test_an_overflow_of_one_stage_is_skipped_by_all(two):
+    assert two.run(scaled_apart) == [9, 9]

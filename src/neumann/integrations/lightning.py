@@ -47,7 +47,7 @@ class EvaluationWeights(Callback):
     a checkpoint is merely loaded: its `state_dict` is w − μm already.
 
     Limits: a checkpoint written between two batches under a strategy that gathers or shards the
-    model (FSDP) holds w, and resumes exactly. Code of your own that calls
+    model (FSDP2) holds w, and resumes exactly. Code of your own that calls
     `trainer.save_checkpoint(path, weights_only=True)` within an epoch writes w, as Lightning tells
     no callback of it: call it inside `optimizer.evaluating()`.
     """

@@ -3,20 +3,12 @@
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from neumann.optim import Neumann
 from neumann.optim.checkpoint import WEIGHTS
+from neumann.optim.guard import neumann_inside
 
-
-def neumann_inside(optimizer: object) -> Neumann | None:
-    """The Neumann optimizer that this is or wraps; None for any other optimizer."""
-    while not isinstance(optimizer, Neumann):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            return None
-        optimizer = inner
-    return optimizer
+__all__ = ["evaluation_weights", "in_evaluation_mode", "neumann_inside"]
 
 
 def evaluation_weights(optimizer: Neumann) -> list[tuple[Tensor, Tensor]]:

@@ -19,7 +19,7 @@ CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "mom
 ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
 # Options that no other optimizer has, and wrappers that put their name before a parameter's.
 OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
-WRAPPERS = ("module.", "_orig_mod.")
+WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
@@ -104,9 +104,6 @@ def check_fits(
 
 def _bare(names: Sequence[str] | None) -> list[str]:
     """The names without those of wrappers around the model."""
-    bare = []
-    for name in names or ():
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        bare.append(name)
-    return bare
+    return [
+        ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names or ()
+    ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.checkpoint import CLOCK, ITERATE, MOMENTUM, OFFSET, WEIGHTS
-from neumann.optim.shards import as_part_of, local, reshard_models
+from neumann.optim.shards import as_part_of, local
 from neumann.optim.state import State
 from neumann.optim.update import evaluation_weights
 
@@ -31,7 +31,8 @@ class TwoWeights(State):
         its own idea of the groups over ours.
         """
         _, state = next(iter(self._states()), (None, {}))
-        return bool(self.param_groups[0]["training"]) and WEIGHTS not in state
+        switched = self._switched or WEIGHTS in state
+        return bool(self.param_groups[0]["training"]) and not switched
 
     @torch.no_grad()
     def train(self, mode: bool = True) -> Self:
@@ -53,8 +54,9 @@ class TwoWeights(State):
                 raise
         for group in self.param_groups:
             group["training"] = mode
+        self._switched = not mode
         if self._shards is not None:
-            reshard_models()
+            self._shards.reshard_models()
         return self
 
     def _restore(self, states: list[tuple[Tensor, dict[str, Any]]]) -> None:

@@ -85,34 +85,38 @@ class Gathering(TwoWeights):
         """Not zero if the step must be skipped; None if nobody looks. Brings r² up to date."""
         found: Tensor | None = getattr(self, "found_inf", None)
         skipped = self._scalars[SKIPPED]
+        looks = self.param_groups[0]["skip_nonfinite"]
         flag = None
-        if self.param_groups[0]["skip_nonfinite"]:
+        if looks:
             gradients = [g for found in gathered for g in found.gradients if g is not None]
-            flag = nonfinite(gradients, skipped.device)
+            # Where the parameters are: not every process group takes tensors from elsewhere.
+            flag = nonfinite(gradients, self._scalars[DISTANCE].device)
         if self._shards is not None:
-            flag = self._meet(gathered, flag)
+            if found is not None:  # which a scaler may have found on this process alone
+                flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
+            found = flag = self._meet(gathered, flag)
         elif flag is not None and distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(flag, distributed.ReduceOp.MAX)
-        if flag is None:
+        if flag is None or not looks:
             return found
+        flag = flag.ne(0).to(skipped)
         skipped.add_(flag)
-        return flag if found is None else found + flag
+        return flag if found is None else found.to(flag) + flag
 
     def _meet(self, gathered: list[Gathered], flag: Tensor | None) -> Tensor | None:
         """Learn r² and the flag from all processes; the one time that a step talks to them."""
         shards, forces = self._shards, has_forces(self.param_groups[0])
         assert shards is not None
-        if self._variables is None and self.process_group is not None:
-            self._variables = shards.count(self._count_variables())
         if forces and not shards.are_known:
             self._execution.measure(self._works(gathered), shards.sums)
             shards.are_known = True
         self._execution.settle(shards.sums)
         if not forces and flag is None:
             return None
-        squared, flags = shards.meet(flag)
-        self._scalars[DISTANCE].copy_(squared)
-        return None if flags is None else flags.ne(0).to(self._scalars[SKIPPED])
+        met = shards.meet(self._count_here(), flag)
+        self._scalars[DISTANCE].copy_(met.squared)
+        self._variables = met.variables
+        return met.flags
 
     def _timetable(self) -> Timetable:
         first = self.param_groups[0]
@@ -134,10 +138,14 @@ class Gathering(TwoWeights):
         return self._execution.implementation is Implementation.CUDA
 
     def _count_variables(self) -> int:
+        """What β is multiplied by: over all processes, if they have met."""
+        divided = self.process_group is not None and self._variables is not None
         variables = self.param_groups[0]["variables"]
-        if not isinstance(variables, str):
-            return int(variables)
-        if self._variables is not None:
-            return self._variables
+        if isinstance(variables, str):
+            return self._variables or 1 if divided else self._count_here()
+        return int(variables)
+
+    def _count_here(self) -> int:
+        variables = self.param_groups[0]["variables"]
         counted = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         return len(counted) if variables == "tensors" else sum(p.numel() for p in counted)

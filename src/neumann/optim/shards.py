@@ -16,10 +16,11 @@ It fails where the processes do not all call step(), which then waits for the mi
 
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -80,6 +81,14 @@ def placed_like(tensor: Any, parameter: Any) -> Any:
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
 
 
+class Met(NamedTuple):
+    """What the processes learn from each other before a step."""
+
+    squared: Tensor  # r²
+    variables: int  # of all processes among which whole parameters were divided
+    flags: Tensor | None  # not zero: a gradient somewhere is not finite
+
+
 class Shards:
     """The parameters of one optimizer that are spread over processes.
 
@@ -108,10 +117,11 @@ class Shards:
             (group, [part for over, part in parts.items() if ranks in over])
             for ranks, group in known.items()
         ]
-        device = _communication_device(parameters)
+        device = _communication_device(parameters, process_group)
         # Σδ² of each part over what this process holds, as the last step left it.
         self.sums = torch.zeros(self.parts, dtype=scalar_dtype(device), device=device)
         self.are_known = True
+        self._modules: weakref.WeakSet[Any] | None = None
 
     def split(self, work: Work, parameters: Sequence[Tensor]) -> list[Work]:
         """A group's work, whose tensors are those of the parameters, in pieces of one part each."""
@@ -133,8 +143,12 @@ class Shards:
             )
         return pieces
 
-    def meet(self, flag: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """r² over all processes, and the sum of their flags; one all-reduce a process group."""
+    def meet(self, variables: int, flag: Tensor | None) -> Met:
+        """What all processes know together; one all-reduce for each process group.
+
+        Always the same numbers in the same order, whatever changed on one process alone: else they
+        would wait for each other.
+        """
         carried = [] if flag is None else [flag.reshape(1).to(self.sums)]
         values = torch.cat([self.sums, *carried])
         for group, parts in self._members:
@@ -145,38 +159,44 @@ class Shards:
                 some = values[members]
                 distributed.all_reduce(some, group=group)
                 values[members] = some
-        # Other processes may have other parts, so that they share the whole of them alone.
-        values = torch.cat([values[: self.parts].sum(0, keepdim=True), values[self.parts :]])
+        squared, flags = values[: self.parts].sum(), values[self.parts :].sum()
         if self._process_group is not None:
+            # Other processes may have other parts: they share the whole of them alone.
+            number = torch.full_like(squared, variables)
+            values = torch.stack([squared, flags, number])
             distributed.all_reduce(values, group=self._process_group)
-        return values[0], None if flag is None else values[1]
+            squared, flags, number = values.unbind()
+            variables = int(number)
+        return Met(squared, variables, None if flag is None else flags)
 
-    def count(self, number: int) -> int:
-        """The sum of a number over the processes among which whole parameters were divided."""
-        if self._process_group is None:
-            return number
-        total = torch.tensor([number], dtype=torch.int64, device=self.sums.device)
-        distributed.all_reduce(total, group=self._process_group)
-        return int(total)
+    def reshard_models(self) -> None:
+        """Have FSDP gather weights anew that were changed under its hands.
+
+        After a forward pass that no backward pass follows, FSDP2 keeps the root module's gathered
+        weights, and would go on with them although the shards now hold others. The optimizer does
+        not know its model, so every FSDP module of the process lets its gathered weights go.
+        """
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is None:
+            return
+        if self._modules is None:  # once, since it looks at everything there is
+            found = [o for o in gc.get_objects() if issubclass(type(o), fsdp.FSDPModule)]
+            self._modules = weakref.WeakSet(found)
+        for module in self._modules:
+            module.reshard()
 
 
 def shards_of(parameters: Sequence[Tensor], process_group: Any) -> Shards | None:
     """The shards of these parameters; None if every process has all of them whole."""
+    for p in parameters:
+        if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
+            raise RuntimeError(
+                "the parameters belong to FullyShardedDataParallel (FSDP1), whose shards do not "
+                "say what they are parts of, so that r cannot be known: use "
+                "torch.distributed.fsdp.fully_shard (FSDP2; in Accelerate fsdp_version=2)"
+            )
     spread = process_group is not None or any(map(is_dtensor, parameters))
     return Shards(parameters, process_group) if spread else None
-
-
-def reshard_models() -> None:
-    """Have FSDP gather weights anew that were changed under its hands.
-
-    After a forward pass that no backward pass follows, FSDP2 keeps the root module's gathered
-    weights, and would go on with them although the shards now hold others. The optimizer does not
-    know its model, so every FSDP module of the process lets its gathered weights go.
-    """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        for module in _instances(fsdp.FSDPModule):
-            module.reshard()
 
 
 class Carried:
@@ -209,13 +229,11 @@ def _groups(parameter: Any) -> tuple[Any, ...]:
     )
 
 
-def _communication_device(parameters: Sequence[Any]) -> torch.device:
+def _communication_device(parameters: Sequence[Any], process_group: Any) -> torch.device:
     """Where the processes exchange scalars: with offloaded shards that is not where these are."""
     for p in parameters:
         if is_dtensor(p) and p.device_mesh.device_type != "cpu":
             return torch.device(p.device_mesh.device_type)
+    if not parameters and distributed.get_backend(process_group) == "nccl":
+        return torch.device("cuda")
     return parameters[0].device if parameters else torch.device("cpu")
-
-
-def _instances(kind: type) -> Iterable[Any]:
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]

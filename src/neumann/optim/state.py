@@ -41,7 +41,8 @@ class State(Optimizer):
     _execution: Host | Device
     _watch: Watch
     _shards: Shards | None  # None: this process has every parameter whole
-    _variables: int | None  # over all processes, once they have been asked
+    _variables: int | None  # over all processes, as they last met
+    _switched = False  # to evaluation weights, by eval(), and not back
     process_group: Any = None  # of the processes among which whole parameters were divided
 
     def _states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -99,6 +100,8 @@ class State(Optimizer):
             place = places[key]
             dtype = torch.int64 if key in (CLOCK, SKIPPED) else scalar_dtype(place)
             found = next((state[key] for state in states if key in state), default)
+            if isinstance(found, Tensor) and found.is_meta:
+                found = 0  # of parameters that have been materialised since
             tensor = torch.as_tensor(found, dtype=dtype, device=place)
             for state in states:
                 state[key] = tensor
@@ -149,6 +152,9 @@ class State(Optimizer):
         clock is another run's, and everything is theirs. Lightning moves all but the clock from
         device to device, one tensor at a time: what is not ours any more is a stale copy.
         """
+        first = next((p for g in self.param_groups for p in g["params"] if p.requires_grad), None)
+        if first is not None and self.state and self._is_strange(first):
+            self._adopt_parameters()
         _, state = next(self._states(), (None, None))
         if state is None:
             return
@@ -161,10 +167,18 @@ class State(Optimizer):
                     if p in self.state:
                         self.state[p].update(self._scalars, **{MOMENTUM: momentum})
 
+    def _is_strange(self, p: Tensor) -> bool:
+        """Whether a parameter is not the one that state was made for."""
+        state = self.state.get(p)
+        return not state or (local(state[ITERATE]).is_meta and not local(p).is_meta)
+
     def _adopt_parameters(self) -> None:
-        """Parameters were put in the place of others, as Accelerate does when it shards a model."""
+        """Parameters were put in the place of others, or materialised.
+
+        Accelerate does the one when it shards a model, `to_empty` the other.
+        """
         parameters = {p for group in self.param_groups for p in group["params"]}
-        for p in [p for p in self.state if p not in parameters]:
+        for p in [p for p in self.state if p not in parameters or self._is_strange(p)]:
             del self.state[p]
         self._settle_in()
         for index in range(len(self.param_groups)):
@@ -236,7 +250,7 @@ class State(Optimizer):
                     entry[key] = checkpoint.unwrap(value, key, p)
                 if ITERATE not in entry:
                     entry[ITERATE] = zeros(p, group)
-        self._scalars = {}
+        self._scalars, self._switched = {}, False
         self._settle_in()
         for index in range(len(self.param_groups)):
             self._create_states(index)
