@@ -31,8 +31,7 @@ class TwoWeights(State):
         its own idea of the groups over ours.
         """
         _, state = next(iter(self._states()), (None, {}))
-        switched = self._switched or WEIGHTS in state
-        return bool(self.param_groups[0]["training"]) and not switched
+        return bool(self.param_groups[0]["training"]) and WEIGHTS not in state
 
     @torch.no_grad()
     def train(self, mode: bool = True) -> Self:
@@ -54,7 +53,6 @@ class TwoWeights(State):
                 raise
         for group in self.param_groups:
             group["training"] = mode
-        self._switched = not mode
         if self._shards is not None:
             self._shards.reshard_models()
         return self

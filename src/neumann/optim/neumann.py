@@ -218,8 +218,6 @@ class Neumann(Gathering):
             options.check_moving(group)
         self._tie()
         gathered = [self._gather(index) for index in range(len(groups))]
-        if self.process_group is None and not any(found.parameters for found in gathered):
-            return  # everything is frozen: torch's checkpoints take such a step to see the state
         forces = has_forces(groups[0])
         weights = [w for found in gathered for w in found.weights] if forces else []
         self._watch.look(weights, self._name_of)

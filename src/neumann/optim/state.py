@@ -42,7 +42,6 @@ class State(Optimizer):
     _watch: Watch
     _shards: Shards | None  # None: this process has every parameter whole
     _variables: int | None  # over all processes, as they last met
-    _switched = False  # to evaluation weights, by eval(), and not back
     process_group: Any = None  # of the processes among which whole parameters were divided
 
     def _states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -250,7 +249,7 @@ class State(Optimizer):
                     entry[key] = checkpoint.unwrap(value, key, p)
                 if ITERATE not in entry:
                     entry[ITERATE] = zeros(p, group)
-        self._scalars, self._switched = {}, False
+        self._scalars = {}
         self._settle_in()
         for index in range(len(self.param_groups)):
             self._create_states(index)
