@@ -11,7 +11,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo         train digits with Neumann and with Nesterov SGD, print the table (2 minutes)"
 	@echo "make test         ruff, mypy --strict, pytest, and the wheel in an empty environment"
-	@echo "make coverage     the tests again, with the lines of neumann.optim that they reach"
+	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make test-oldest  the optimizer and its training stacks on the oldest supported torch"
 	@echo "make format       ruff, fixing what it can"
 	@echo "make clean        remove everything that make created"
@@ -47,7 +47,7 @@ pytest: .venv/.dev
 
 # Apart from `test`: tracing doubles the time of what numba compiles and Triton interprets.
 coverage: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) tests/optim tests/stacks --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # The environment holds what the wheel's own metadata asks for and nothing else.
 .venv-wheel/.installed: pyproject.toml constraints.txt
