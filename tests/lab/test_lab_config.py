@@ -1,0 +1,90 @@
+"""The record of a training: what it refuses, and that it comes back from a file as it was."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from neumann.lab.config import KEEPING, TrainConfig, fresh_folder, from_file, from_mapping
+from neumann.lab.errors import UsageError
+
+
+def test_resolving_decides_everything_once():
+    resolved = TrainConfig(opt="sgd").resolve()
+    assert resolved.lr == 0.2
+    on_gpu = torch.cuda.is_available()
+    assert resolved.amp == ("bf16" if on_gpu else "off")
+    assert resolved.compile == resolved.channels_last == ("on" if on_gpu else "off")
+    assert resolved.resolve() == resolved
+    assert "auto" not in json.dumps({**resolved.as_dict(), "resume": ""})
+
+
+def test_what_was_asked_for_stays():
+    resolved = TrainConfig(opt="sgd:lr=3", lr=2.0, amp="bf16", compile="on", device="cpu").resolve()
+    assert (resolved.lr, resolved.amp, resolved.compile) == (3.0, "bf16", "on")
+
+
+def test_it_comes_back_from_plain_values():
+    config = TrainConfig(data="text:a.txt", lr=0.3, target=90.0).resolve()
+    assert from_mapping(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_it_comes_back_from_a_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('batch-size = 7\nlr = 0.5\ndata_dir = "here"\n')
+    config = from_file(file)
+    assert (config.batch_size, config.lr, str(config.data_dir)) == (7, 0.5, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batchsize = 3", "unknown setting 'batchsize'; the nearest: batch_size"),
+        ("batch-size = ", "is not TOML"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        from_file(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
+        ({"micro_batch_size": 0}, "--micro-batch-size must be at least 1"),
+        ({"checkpoint_every": -1}, "--checkpoint-every must be at least 0"),
+        ({"sched": "cosin"}, "unknown --sched 'cosin'; the nearest: cosine"),
+        ({"smoothing": 1.0}, "--smoothing must be in"),
+        ({"lr": -0.1}, "--lr must be at least 0"),
+        ({"lr": float("nan")}, "--lr must be at least 0"),
+        ({"ramp_epochs": 21.0}, "--ramp-epochs must be between 0 and --epochs"),
+        ({"device": "tpu-ish"}, "--device must be auto, cpu, cuda"),
+        ({"opt": "sgd:nestrov=true"}, "the nearest: nesterov"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        dataclasses.replace(TrainConfig(), **settings).resolve()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(UsageError, match="finds no CUDA device"):
+        TrainConfig(device="cuda").resolve()
+
+
+def test_folders_have_plain_names_and_are_new(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(data="text:/a/b c.txt", model="gpt", opt="adamw:lr=1", seed=3)
+    folder = fresh_folder(config)
+    assert folder.parts == ("runs", "text__a_b_c.txt-gpt-adamw-seed3-1")
+    folder.mkdir(parents=True)
+    assert fresh_folder(config).name.endswith("-2")
+
+
+def test_what_only_says_how_a_run_is_kept_is_a_setting():
+    assert set(KEEPING) <= {field.name for field in dataclasses.fields(TrainConfig)}
