@@ -27,13 +27,13 @@ def test_what_was_asked_for_stays():
 
 def test_it_comes_back_from_plain_values():
     config = TrainConfig(data="text:a.txt", lr=0.3, target=90.0).resolve()
-    assert from_mapping(json.loads(json.dumps(config.as_dict()))) == config
+    assert from_mapping(json.loads(json.dumps(config.as_dict())), TrainConfig) == config
 
 
 def test_it_comes_back_from_a_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('batch-size = 7\nlr = 0.5\ndata_dir = "here"\n')
-    config = from_file(file)
+    config = from_file(file, TrainConfig)
     assert (config.batch_size, config.lr, str(config.data_dir)) == (7, 0.5, "here")
 
 
@@ -48,7 +48,7 @@ def test_bad_files(tmp_path, text, message):
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        from_file(file)
+        from_file(file, TrainConfig)
 
 
 @pytest.mark.parametrize(

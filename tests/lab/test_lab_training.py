@@ -1,5 +1,6 @@
 """Training: it learns, it stops cleanly, and it goes on as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import random
@@ -126,7 +127,10 @@ def test_divergence_names_step_lr_and_checkpoint(tmp_path):
     config = TrainConfig(opt="sgd", lr=1e20, epochs=2, log_every=5).resolve()
     with pytest.raises(Diverged, match=r"not finite in step \d+ at lr .*e\+19; no checkpoint"):
         Training(config, Process()).run(tmp_path / "run")
-    assert read_summary(tmp_path / "run") is None
+    assert read_summary(tmp_path / "run")["diverged"]["step"] == 2
+    again = dataclasses.replace(config, resume="auto")
+    with pytest.raises(Diverged, match="not finite in step 2"):
+        Training(again, Process()).run(tmp_path / "run")
 
 
 def test_micro_batches_are_the_batch(tmp_path):

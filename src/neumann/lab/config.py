@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -19,11 +19,12 @@ from neumann.lab.optimizers import Arm
 from neumann.lab.schedules import SCHEDULES, Schedule
 
 Switch = Literal["auto", "on", "off"]
+_Kind = TypeVar("_Kind", bound="Settings")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Train one network once."""
+class Settings:
+    """What every run of a command has in common."""
 
     data: str = "digits"
     """digits, fashion-mnist, cifar10, cifar100, text:FILE, folder:PATH or synthetic:SHAPE,CLASSES,N
@@ -34,10 +35,8 @@ class TrainConfig:
     """fetch the data set into --data-dir"""
     model: str = "mlp"
     """mlp, cnn, resnet9, resnet18, gru, gpt, or timm:NAME"""
-    opt: str = "neumann"
-    """the optimizer, with options as in neumann:momentum=0.8,cubic=0"""
     lr: float | None = None
-    """peak learning rate; by default the optimizer's usual one"""
+    """peak learning rate where the optimizer's own options name none; by default its usual one"""
     weight_decay: float = 0.0
     """weight decay, in the form the optimizer has"""
     batch_size: int = 64
@@ -52,12 +51,8 @@ class TrainConfig:
     """epochs in which the learning rate rises to its peak"""
     smoothing: float = 0.0
     """label smoothing"""
-    seed: int = 0
-    """of initial weights, data order and augmentation"""
     output: Path | None = None
-    """folder of the run; by default a new one under runs/"""
-    resume: Literal["never", "auto"] = "never"
-    """auto: continue the run in --output from its last checkpoint"""
+    """folder of the records; by default a new one under runs/"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one"""
     amp: Literal["auto", "bf16", "off"] = "auto"
@@ -79,22 +74,8 @@ class TrainConfig:
     held_out: bool = False
     """evaluate on a tenth of the training set, which is not trained on, instead of the test set"""
 
-    def resolve(self) -> "TrainConfig":
-        """The same with "automatic" replaced by what it means here; refuses what cannot work."""
-        device = _device(self.device)
-        on_gpu = device.type == "cuda"
-        self._check()
-        return dataclasses.replace(
-            self,
-            device=str(device),
-            lr=Arm.parse(self.opt).lr(self.lr),
-            amp=("bf16" if on_gpu else "off") if self.amp == "auto" else self.amp,
-            channels_last=_resolved(self.channels_last, on_gpu),
-            compile=_resolved(self.compile, on_gpu),
-        )
-
-    def _check(self) -> None:
-        Arm.parse(self.opt).check()
+    def check(self) -> None:
+        """Refuse what cannot work."""
         for name, least in (
             ("batch_size", 1),
             ("epochs", 1),
@@ -119,6 +100,34 @@ class TrainConfig:
         if self.lr is not None and not self.lr >= 0:
             raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
 
+
+@dataclass(frozen=True)
+class TrainConfig(Settings):
+    """Train one network once."""
+
+    opt: str = "neumann"
+    """the optimizer, with options as in neumann:momentum=0.8,cubic=0"""
+    seed: int = 0
+    """of initial weights, data order and augmentation"""
+    resume: Literal["never", "auto"] = "never"
+    """auto: continue the run in --output from its last checkpoint"""
+
+    def resolve(self) -> "TrainConfig":
+        """The same with "automatic" replaced by what it means here; refuses what cannot work."""
+        device = _device(self.device)
+        on_gpu = device.type == "cuda"
+        self.check()
+        arm = Arm.parse(self.opt)
+        arm.check()
+        return dataclasses.replace(
+            self,
+            device=str(device),
+            lr=arm.lr(self.lr),
+            amp=("bf16" if on_gpu else "off") if self.amp == "auto" else self.amp,
+            channels_last=_resolved(self.channels_last, on_gpu),
+            compile=_resolved(self.compile, on_gpu),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and TOML."""
         return {
@@ -127,41 +136,81 @@ class TrainConfig:
         }
 
 
+@dataclass(frozen=True)
+class CompareConfig(Settings):
+    """Train several optimizers over the same seeds, and say how they differ."""
+
+    arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
+    """optimizers, each with options as in neumann:lr=0.2; the first is compared with the others"""
+    seeds: int = 3
+    """trainings of each arm; a seed gives all arms the same initial weights and data order"""
+    jobs: int = 1
+    """trainings side by side"""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is trained."""
+        super().check()
+        for name in ("seeds", "jobs"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
+        if not self.arms:
+            raise UsageError("--arms must name at least one optimizer")
+        twice = next((arm for arm in self.arms if self.arms.count(arm) > 1), None)
+        if twice:
+            raise UsageError(f"--arms names {twice} twice")
+        for arm in self.arms:
+            Arm.parse(arm).check()
+
+    def run(self, arm: str, seed: int, folder: Path) -> TrainConfig:
+        """One of the trainings, which continues if it was begun."""
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
+        shared["output"] = folder / plain_name(arm) / f"seed-{seed}"
+        return TrainConfig(**shared, opt=arm, seed=seed, resume="auto").resolve()
+
+
 # What says where and how a run is kept, not what it computes: a run may be continued with others.
 KEEPING = ("output", "resume", "download", "workers")
 
 
-def from_mapping(values: Mapping[str, Any], defaults: TrainConfig | None = None) -> TrainConfig:
-    """A record from plain values; unknown keys are refused with the nearest."""
-    fields = {field.name: field for field in dataclasses.fields(TrainConfig)}
+def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
+    """A record of this kind from plain values; unknown keys are refused with the nearest."""
+    fields = {field.name for field in dataclasses.fields(kind)}
     for key in values:
         if key not in fields:
-            raise unknown("setting", key, fields)
-    paths = {
-        key: Path(value)
-        for key, value in values.items()
-        if key in ("data_dir", "output") and value is not None
-    }
-    return dataclasses.replace(defaults or TrainConfig(), **{**values, **paths})
+            raise unknown("setting", key, sorted(fields))
+    given = dict(values)
+    for key in ("data_dir", "output"):
+        if given.get(key) is not None:
+            given[key] = Path(given[key])
+    if "arms" in given:
+        given["arms"] = tuple(given["arms"])
+    return kind(**given)
 
 
-def from_file(path: Path) -> TrainConfig:
-    """A record from a TOML file of flags, with - or _ in their names."""
+def from_file(path: Path, kind: type[_Kind]) -> _Kind:
+    """A record of this kind from a TOML file of flags, with - or _ in their names."""
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"--config {path} is not TOML: {error}") from error
-    return from_mapping({key.replace("-", "_"): value for key, value in values.items()})
+    return from_mapping({key.replace("-", "_"): value for key, value in values.items()}, kind)
 
 
-def fresh_folder(config: TrainConfig) -> Path:
+def plain_name(text: str) -> str:
+    """A name for a folder."""
+    return "".join(c if c.isalnum() or c in "-_.=," else "_" for c in text)
+
+
+def fresh_folder(config: Settings) -> Path:
     """A folder under runs/ that does not exist yet, named after what is trained."""
-    name = f"{config.data}-{config.model}-{Arm.parse(config.opt).name}-seed{config.seed}"
-    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+    kind = "compare"
+    if isinstance(config, TrainConfig):
+        kind = f"{Arm.parse(config.opt).name}-seed{config.seed}"
+    name = plain_name(f"{config.data}-{config.model}-{kind}")
     for number in itertools.count(1):
-        folder = Path("runs") / f"{plain}-{number}"
+        folder = Path("runs") / f"{name}-{number}"
         if not folder.exists():
             return folder
     raise AssertionError("unreachable")

@@ -3,9 +3,10 @@
 An observer is called with every line of the records; nothing here is asked for more often.
 """
 
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +28,27 @@ def shown(training: Training, process: Process) -> Iterator[Observer]:
             yield observe
     else:
         yield _Lines(training)
+
+
+@contextmanager
+def counted(total: int) -> Iterator[Callable[[str, int], None]]:
+    """For a comparison: how many of its trainings have ended."""
+    console = Console(stderr=True)
+    ended = itertools.count(1)
+    if not console.is_terminal:
+        yield lambda arm, seed: print(
+            f"{next(ended)}/{total}  {arm}  seed {seed}", file=sys.stderr, flush=True
+        )
+        return
+    columns = (
+        TextColumn("{task.completed}/{task.total} trainings"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda arm, seed: progress.update(task, advance=1, description=f"{arm} seed {seed}")
 
 
 @contextmanager

@@ -42,12 +42,16 @@ Observer = Callable[[dict[str, Any]], None]
 
 
 class Diverged(RuntimeError):
-    """The loss was not finite."""
+    """The loss was not finite. The run's summary says so too, and has no accuracy."""
 
-    def __init__(self, step: int, lr: float, checkpoint: Path | None) -> None:
-        self.step = step
+    def __init__(self, step: int, lr: float, checkpoint: str | None) -> None:
+        self.step, self.lr, self.checkpoint = step, lr, checkpoint
         where = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint"
         super().__init__(f"the loss was not finite in step {step} at lr {lr:g}; {where}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the summary keeps of it."""
+        return {"diverged": {"step": self.step, "lr": self.lr, "checkpoint": self.checkpoint}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +108,19 @@ class Training:
         checkpoints = Checkpoints(folder / "checkpoints")
         finished = read_summary(folder)
         if finished is not None and self.config.resume == "auto":
+            if "diverged" in finished:
+                raise Diverged(**finished["diverged"])
             return Summary(**finished)
         self._resume(records, checkpoints)
+        try:
+            summary = self._train(records, checkpoints, observe)
+        except Diverged as error:
+            records.finish(error.as_dict())
+            raise
+        records.finish(dataclasses.asdict(summary))
+        return summary
+
+    def _train(self, records: Records, checkpoints: Checkpoints, observe: Observer) -> Summary:
         begun = time.perf_counter()
         with noticed() as signals:
             while self.step < self.total_steps:
@@ -122,7 +137,7 @@ class Training:
                 self._seconds += time.perf_counter() - begun
                 self._end_epoch(epoch, records, observe, checkpoints)
                 begun = time.perf_counter()
-        summary = Summary(
+        return Summary(
             accuracy=self._last["accuracy"],
             accuracy_recalibrated=self._last["accuracy_recalibrated"],
             loss=self._last["loss"],
@@ -131,8 +146,6 @@ class Training:
             seconds=self._seconds,
             steps_to_target=self._reached,
         )
-        records.finish(dataclasses.asdict(summary))
-        return summary
 
     def _take_step(self, pieces: list[tuple[Tensor, Tensor]]) -> None:
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
@@ -280,7 +293,7 @@ class Training:
         if bad >= 0:
             found = checkpoints.latest()
             lr = self._peaks[0] * self._factor(bad - 1)
-            raise Diverged(bad, lr, None if found is None else found.path)
+            raise Diverged(bad, lr, None if found is None else str(found.path))
 
     # ------------------------------------------------------------------ small things
 
