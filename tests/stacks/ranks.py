@@ -44,16 +44,17 @@ class Ranks:
                 if error:
                     failure = f"rank {rank}: {error}"
             if failure:  # the others may be waiting for it
-                self.stop()
+                self.stop(failed=True)
                 raise AssertionError(failure)
         return [answers[rank] for rank in range(self.size)]
 
-    def stop(self) -> None:
+    def stop(self, failed: bool = False) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # which ends a process that waits for its next task
         for process in self._processes:
+            process.join(0 if failed else 20)
             process.kill()
             process.join()
-        for pipe in self._pipes:
-            pipe.close()
         if self._processes:
             self._directory.cleanup()
         self._processes, self._pipes = [], []
