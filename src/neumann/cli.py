@@ -83,7 +83,7 @@ def _compare(words: list[str]) -> int:
     with counted(len(config.arms) * config.seeds) as done:
         comparison = compare(config, folder, done=done)
     console = Console()
-    console.print(table(comparison, config.target))
+    console.print(table(comparison))
     for sentence in comparison.verdicts():
         console.print(sentence, highlight=False, soft_wrap=True)
     console.print(f"records: {folder}", highlight=False, soft_wrap=True)

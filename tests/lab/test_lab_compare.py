@@ -10,6 +10,7 @@ from rich.console import Console
 from neumann.cli import main
 from neumann.lab.checkpoints import Checkpoints
 from neumann.lab.compare import compare
+from neumann.lab.comparison import read, run_folder
 from neumann.lab.config import CompareConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.reading import read_metrics
@@ -39,7 +40,7 @@ def test_arms_share_initial_weights_and_data(finished):
     config = CompareConfig(arms=("sgd:lr=0.0", "adamw:lr=0.0"), seeds=1, epochs=1, log_every=1)
     compare(config, folder / "still")
     losses = [
-        [m["train_loss"] for m in read_metrics(config.run(arm, 0, folder / "still").output)]
+        [m["train_loss"] for m in read_metrics(run_folder(folder / "still", arm, 0))]
         for arm in config.arms
     ]
     assert losses[0] == losses[1]
@@ -51,7 +52,7 @@ def test_rows(finished):
     assert first.difference is None
     assert sgd.difference.n == 2
     assert sgd.difference.mean == pytest.approx(first.accuracy.mean - sgd.accuracy.mean)
-    assert all(steps is not None for steps in sgd.steps_to_target)
+    assert all(run.epochs_to_target == run.steps_to_target / 22 for run in sgd.runs.values())
     assert wild.accuracy.mean is None
     assert wild.accuracy.diverged == 2
     assert wild.difference.n == 0
@@ -60,7 +61,7 @@ def test_rows(finished):
 def test_a_diverged_arm_is_a_row_that_says_so(finished):
     _, comparison, _ = finished
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(table(comparison, 50.0))
+    console.print(table(comparison))
     lines = console.export_text().splitlines()
     assert "diverged" in next(line for line in lines if line.startswith("sgd:lr=1e30"))
     assert any("diverged" in sentence for sentence in comparison.verdicts())
@@ -84,12 +85,12 @@ def test_an_interrupted_comparison_goes_on(tmp_path, finished):
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0)
     with pytest.raises(Stop):
         compare(config, tmp_path, done=stop)
-    before = os.stat(config.run(config.arms[0], 0, tmp_path).output / "summary.json").st_mtime_ns
+    before = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     comparison = compare(config, tmp_path)
-    after = os.stat(config.run(config.arms[0], 0, tmp_path).output / "summary.json").st_mtime_ns
+    after = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     assert before == after
-    assert [row.accuracies[0] for row in comparison.rows] == [
-        row.accuracies[0] for row in finished[1].rows[:2]
+    assert [row.runs[0].accuracy for row in comparison.rows] == [
+        row.runs[0].accuracy for row in finished[1].rows[:2]
     ]
 
 
@@ -97,10 +98,10 @@ def test_side_by_side_is_the_same(tmp_path, finished):
     folder, comparison, _ = finished
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0, jobs=2)
     rows = compare(config, tmp_path).rows
-    assert [r.accuracies[0] for r in rows] == [r.accuracies[0] for r in comparison.rows[:2]]
+    assert [r.runs[0].accuracy for r in rows] == [r.runs[0].accuracy for r in comparison.rows[:2]]
     for arm in config.arms:
         ours, theirs = (
-            Checkpoints(config.run(arm, 0, where).output / "checkpoints").latest().payload["model"]
+            Checkpoints(run_folder(where, arm, 0) / "checkpoints").latest().payload["model"]
             for where in (tmp_path, folder)
         )
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -129,3 +130,30 @@ def test_the_command(tmp_path, capsys):
     assert "2/2" in printed.err
     assert main(["compar"]) == 2
     assert "the nearest: compare" in capsys.readouterr().err
+
+
+def test_seeds_and_arms_can_be_added_but_settings_not_changed(tmp_path):
+    config = CompareConfig(arms=("sgd",), seeds=1, epochs=1)
+    compare(config, tmp_path)
+    more = CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1)
+    ended = []
+    compare(more, tmp_path, done=lambda arm, seed: ended.append((arm, seed)))
+    assert ended[0] == ("sgd", 0)  # was there
+    assert read(tmp_path).missing == 0
+    with pytest.raises(UsageError, match="other settings: epochs is 1 there, 2 here"):
+        compare(CompareConfig(arms=("sgd",), seeds=1, epochs=2), tmp_path)
+    assert len(read(tmp_path).rows) == 2
+
+
+def test_an_unfinished_comparison_can_be_read(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(arm, seed):
+        raise Stop
+
+    with pytest.raises(Stop):
+        compare(CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1), tmp_path, done=stop)
+    found = read(tmp_path)
+    assert found.missing == 3
+    assert found.rows[1].difference.pairs == 0

@@ -1,62 +1,30 @@
-"""Several optimizers over the same seeds, and what can be said of their difference.
+"""Several optimizers over the same seeds.
 
 A seed gives every arm the same initial weights, data order and augmentation, so the arms are
 compared pair by pair. Each training has a folder of its own; one that is finished is never
-repeated, one that was interrupted goes on. A training that diverged is a result: it is counted,
-named and left out of the means.
+repeated, one that was interrupted goes on. Seeds and arms may be added to a comparison later;
+whatever else all its trainings share stays as it was.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from neumann.lab.config import CompareConfig, TrainConfig
+from neumann.lab import plain_json
+from neumann.lab.comparison import COMPARISON, Comparison, is_comparison, read, run_folder
+from neumann.lab.config import KEEPING, CompareConfig, Settings, TrainConfig
 from neumann.lab.data import Dataset
+from neumann.lab.differences import difference_of
+from neumann.lab.errors import UsageError
+from neumann.lab.files import reason, write_aside
 from neumann.lab.processes import Process
-from neumann.lab.reading import read_summary
-from neumann.lab.statistics import (
-    Difference,
-    Interval,
-    mean_interval,
-    paired_difference,
-    verdict,
-)
+from neumann.lab.reading import is_finished, read_object
 from neumann.lab.training import Diverged, Observer, Training, open_dataset
 
 Done = Callable[[str, int], None]  # called with arm and seed of each training that has ended
-
-
-@dataclass(frozen=True)
-class Row:
-    """One arm over all seeds."""
-
-    arm: str
-    accuracies: tuple[float, ...]  # %, by seed; NaN where it diverged
-    accuracy: Interval  # %
-    difference: Difference | None  # points, first arm minus this one; None for the first
-    steps_to_target: tuple[int | None, ...]  # by seed
-    seconds: float | None  # of training, mean over seeds
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The outcome of a comparison; the first row is the arm that the others are held against."""
-
-    rows: tuple[Row, ...]
-
-    def verdicts(self) -> list[str]:
-        """A sentence for each other arm."""
-        first, *others = self.rows
-        return [
-            verdict(first.arm, row.arm, row.difference)
-            for row in others
-            if row.difference is not None
-        ]
 
 
 def compare(
@@ -67,8 +35,12 @@ def compare(
 ) -> Comparison:
     """Train what is not trained yet, and compare. `observe` sees the lines of single jobs only."""
     config.check()
-    runs = {(arm, seed): config.run(arm, seed, folder) for seed, arm in _order(config)}
-    waiting = {key: run for key, run in runs.items() if not _is_finished(run)}
+    runs = {
+        (arm, seed): config.run(arm, seed, run_folder(folder, arm, seed))
+        for seed, arm in _order(config)
+    }
+    _write_down(config, folder)
+    waiting = {key: run for key, run in runs.items() if not is_finished(_output(run))}
     for key in runs.keys() - waiting.keys():
         done(*key)
     if config.jobs == 1:
@@ -84,37 +56,41 @@ def compare(
             for future in as_completed(futures):
                 future.result()
                 done(*futures[future])
-    return read(config, folder)
+    return read(folder)
 
 
 def train(
     config: TrainConfig, dataset: Dataset | None = None, observe: Observer | None = None
 ) -> None:
     """One training, to its end or its divergence."""
-    assert config.output is not None
     training = Training(config, Process(), dataset)
     with contextlib.suppress(Diverged):  # the summary says so
-        training.run(config.output, observe or (lambda line: None))
+        training.run(_output(config), observe or (lambda line: None))
 
 
-def read(config: CompareConfig, folder: Path) -> Comparison:
-    """The comparison as its finished trainings have it."""
-    rows: list[Row] = []
-    for arm in config.arms:
-        summaries = [_summary(config.run(arm, seed, folder)) for seed in range(config.seeds)]
-        accuracies = tuple(float(s.get("accuracy", math.nan)) for s in summaries)
-        seconds = [float(s["seconds"]) for s in summaries if "seconds" in s]
-        rows.append(
-            Row(
-                arm,
-                accuracies,
-                mean_interval(accuracies),
-                paired_difference(rows[0].accuracies, accuracies) if rows else None,
-                tuple(s.get("steps_to_target") for s in summaries),
-                sum(seconds) / len(seconds) if seconds else None,
+def _write_down(config: CompareConfig, folder: Path) -> None:
+    """Keep what is compared; refuse a folder whose trainings share other settings."""
+    names = {field.name for field in fields(Settings)} - set(KEEPING)
+    settings = {key: value for key, value in config.as_dict().items() if key in names}
+    if is_comparison(folder):
+        there = read_object(folder / COMPARISON).get("settings")
+        difference = difference_of(plain_json.encode(there), plain_json.encode(settings))
+        if difference:
+            raise UsageError(
+                f"{folder} holds a comparison with other settings: {difference}; choose another "
+                "folder, or remove this one"
             )
-        )
-    return Comparison(tuple(rows))
+    content = {
+        "arms": config.arms,
+        "seeds": config.seeds,
+        "target": config.target,
+        "settings": settings,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_aside(folder / COMPARISON, [plain_json.dumps(content, indent=2)])
+    except OSError as error:
+        raise UsageError(f"cannot start a comparison in {folder}: {reason(error)}") from error
 
 
 def _order(config: CompareConfig) -> Iterator[tuple[int, str]]:
@@ -124,14 +100,6 @@ def _order(config: CompareConfig) -> Iterator[tuple[int, str]]:
             yield seed, arm
 
 
-def _is_finished(run: TrainConfig) -> bool:
+def _output(run: TrainConfig) -> Path:
     assert run.output is not None
-    return read_summary(run.output) is not None
-
-
-def _summary(run: TrainConfig) -> dict[str, Any]:
-    assert run.output is not None
-    found = read_summary(run.output)
-    if found is None:
-        raise RuntimeError(f"{run.output} has not finished")
-    return found
+    return run.output

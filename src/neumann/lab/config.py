@@ -100,6 +100,13 @@ class Settings:
         if self.lr is not None and not self.lr >= 0:
             raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and TOML."""
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
 
 @dataclass(frozen=True)
 class TrainConfig(Settings):
@@ -128,13 +135,6 @@ class TrainConfig(Settings):
             compile=_resolved(self.compile, on_gpu),
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and TOML."""
-        return {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in dataclasses.asdict(self).items()
-        }
-
 
 @dataclass(frozen=True)
 class CompareConfig(Settings):
@@ -161,10 +161,10 @@ class CompareConfig(Settings):
         for arm in self.arms:
             Arm.parse(arm).check()
 
-    def run(self, arm: str, seed: int, folder: Path) -> TrainConfig:
+    def run(self, arm: str, seed: int, output: Path) -> TrainConfig:
         """One of the trainings, which continues if it was begun."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
-        shared["output"] = folder / plain_name(arm) / f"seed-{seed}"
+        shared["output"] = output
         return TrainConfig(**shared, opt=arm, seed=seed, resume="auto").resolve()
 
 

@@ -51,6 +51,14 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return None if data is None else _object(data, path)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that has to be there."""
+    data = _read(path)
+    if data is None:
+        raise UsageError(f"there is no {path}")
+    return _object(data, path)
+
+
 def is_finished(folder: Path) -> bool:
     """Whether the run has its summary."""
     return os.path.isfile(Path(folder) / SUMMARY)

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from neumann.lab import plain_json
+from neumann.lab.differences import difference_of
 from neumann.lab.environment import environment
 from neumann.lab.errors import UsageError
 from neumann.lab.files import reason, remove_leftovers, write_all, write_aside
@@ -49,9 +50,6 @@ __all__ = [
     "read_summary",
 ]
 
-SHOWN = 3  # differing keys that an error names
-_ABSENT = object()
-
 
 class Records:
     """The records of one run, for the process that writes them. Made by `Records.create`."""
@@ -71,7 +69,7 @@ class Records:
         now = plain_json.encode(config, "config")
         if os.path.exists(folder / CONFIG):
             # Compared as they are written: a tuple is a list there, and NaN is equal to itself.
-            difference = _difference(plain_json.encode(read_config(folder)), now)
+            difference = difference_of(plain_json.encode(read_config(folder)), now)
             if difference:
                 raise UsageError(
                     f"{folder} holds a run with another config: {difference}; choose another "
@@ -176,31 +174,3 @@ def _open_whole(path: Path) -> int:
     if whole != data:
         write_aside(path, [whole])
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-
-
-def _difference(there: Any, here: Any) -> str:
-    """The first keys whose values differ; empty if none does."""
-    before, now = _flat(there), _flat(here)
-    keys = [
-        key
-        for key in dict.fromkeys([*now, *before])
-        if before.get(key, _ABSENT) != now.get(key, _ABSENT)
-    ]
-    shown = [f"{key} is {_show(before, key)} there, {_show(now, key)} here" for key in keys[:SHOWN]]
-    rest = [f"and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
-    return ", ".join(shown + rest)
-
-
-def _show(flat: dict[str, Any], key: str) -> str:
-    text = repr(flat[key]) if key in flat else "not set"
-    return text if len(text) <= 40 else text[:39] + "…"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested keys with dots between: {"a": {"b": 1}} is {"a.b": 1}."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, child in value.items():
-        flat |= _flat(child, f"{prefix}.{key}" if prefix else key)
-    return flat

@@ -2,31 +2,31 @@
 
 from rich.table import Table
 
-from neumann.lab.compare import Comparison, Row
+from neumann.lab.comparison import Comparison, Row
 from neumann.lab.statistics import Difference, Interval
 
 
-def table(comparison: Comparison, target: float | None = None) -> Table:
+def table(comparison: Comparison) -> Table:
     """Mean, interval and paired difference of each arm; steps to the target if there is one."""
-    first = comparison.rows[0]
+    first, target = comparison.rows[0], comparison.target
     made = Table(box=None, pad_edge=False)
     made.add_column("arm", no_wrap=True)
     titles = ["seeds", "accuracy, %", f"{first.arm} ahead by", "p", "seconds"]
     if target is not None:
-        titles.append(f"steps to {target:g} %")
+        titles += [f"steps to {target:g} %", "epochs"]
     for title in titles:
         made.add_column(title, justify="right", no_wrap=True)
     for row in comparison.rows:
         cells = [
             row.arm,
-            str(len(row.accuracies)),
+            str(len(row.runs)),
             _interval(row.accuracy),
             _difference(row.difference),
             "" if row.difference is None or row.difference.p is None else f"{row.difference.p:.2g}",
             "–" if row.seconds is None else f"{row.seconds:.1f}",
         ]
         if target is not None:
-            cells.append(_steps(row))
+            cells += _to_target(row)
         made.add_row(*cells)
     return made
 
@@ -51,10 +51,13 @@ def _difference(difference: Difference | None) -> str:
     return text
 
 
-def _steps(row: Row) -> str:
-    reached = [steps for steps in row.steps_to_target if steps is not None]
+def _to_target(row: Row) -> list[str]:
+    """Steps and epochs to the target, means over the seeds that reached it."""
+    runs = row.runs.values()
+    reached = [run for run in runs if run.steps_to_target is not None]
     if not reached:
-        return "never"
-    mean = sum(reached) / len(reached)
-    missed = len(row.steps_to_target) - len(reached)
-    return f"{mean:.0f}" + (f" ({missed} never)" if missed else "")
+        return ["never", ""]
+    steps = sum(run.steps_to_target or 0 for run in reached) / len(reached)
+    epochs = sum(run.epochs_to_target or 0 for run in reached) / len(reached)
+    missed = len(runs) - len(reached)
+    return [f"{steps:.0f}" + (f" ({missed} never)" if missed else ""), f"{epochs:.1f}"]

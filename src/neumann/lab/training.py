@@ -65,6 +65,7 @@ class Summary:
     steps: int
     seconds: float  # of training alone
     steps_to_target: int | None
+    epochs_to_target: float | None
 
 
 class Training:
@@ -145,6 +146,9 @@ class Training:
             steps=self.step,
             seconds=self._seconds,
             steps_to_target=self._reached,
+            epochs_to_target=None
+            if self._reached is None
+            else self._reached / self.steps_per_epoch,
         )
 
     def _take_step(self, pieces: list[tuple[Tensor, Tensor]]) -> None:
