@@ -9,7 +9,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 .PHONY: help demo test lint typecheck pytest coverage wheel test-oldest format clean
 
 help:
-	@echo "make demo         train digits with Neumann and with Nesterov SGD, print the table (2 minutes)"
+	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
 	@echo "make test         ruff, mypy --strict, pytest, and the wheel in an empty environment"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make test-oldest  the optimizer and its training stacks on the oldest supported torch"
@@ -31,7 +31,7 @@ help:
 	@touch $@ .venv/.demo
 
 demo: .venv/.demo
-	$(BIN)/python examples/digits.py
+	$(BIN)/python -m neumann demo
 
 test: lint typecheck pytest wheel
 

@@ -1,8 +1,31 @@
-"""Triton decides when it is imported whether it interprets; without a GPU it has to."""
+"""What every test finds: Triton set up, and processes to train together."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
+from ranks import Ranks
+
+# Triton decides when it is imported whether it interprets; without a GPU it has to.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pool(size: int) -> Iterator[Ranks]:
+    ranks = Ranks(size)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[Ranks]:
+    """Two processes, shared by all checks of a test run that need them."""
+    yield from pool(2)
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Ranks]:
+    """Four of them."""
+    yield from pool(4)

@@ -43,6 +43,7 @@ def test_arrows_run_downwards():
         "spectrum": ("optim", *above),
         "lab": ("integrations", "report", "cli"),
         "integrations": ("spectrum", "lab", "report", "cli"),
+        "report": ("integrations", "spectrum", "cli"),
     }
     for package, forbidden in below.items():
         for path in (SOURCE / package).glob("**/*.py"):
@@ -50,6 +51,13 @@ def test_arrows_run_downwards():
                 parts = name.split(".")
                 upwards = parts[0] == "neumann" and len(parts) > 1 and parts[1] in forbidden
                 assert not upwards, f"{path.name} imports {name}"
+
+
+def test_a_report_reads_records_and_trains_nothing():
+    trains = {f"neumann.lab.{name}" for name in ("training", "compare", "sweep", "data", "models")}
+    for path in (SOURCE / "report").glob("**/*.py"):
+        for name in imported(path):
+            assert ".".join(name.split(".")[:3]) not in trains, f"{path.name} imports {name}"
 
 
 def imported(path: Path) -> list[str]:

@@ -2,19 +2,51 @@
 
 import io
 import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from neumann.cli import main
+from neumann.lab import compare as comparing
 from neumann.lab.checkpoints import Checkpoints
-from neumann.lab.compare import compare
+from neumann.lab.compare import Watch, compare
 from neumann.lab.comparison import read, run_folder
 from neumann.lab.config import CompareConfig
 from neumann.lab.errors import UsageError
+from neumann.lab.progress import _Ends
 from neumann.lab.reading import read_metrics
 from neumann.lab.tables import table
+
+
+class Ends(Watch):
+    """Keeps what has ended, and how many were there before."""
+
+    def __init__(self):
+        self.there, self.keys = None, []
+
+    def began(self, there, total):
+        self.there = there
+
+    def ended(self, arm, seed, result):
+        self.keys.append((arm, seed))
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAtFirst(Watch):
+    def ended(self, arm, seed, result):
+        raise Stop
+
 
 SMALL = CompareConfig(
     arms=("neumann:warmup_epochs=1", "sgd", "sgd:lr=1e30"), seeds=2, epochs=2, target=50.0
@@ -24,14 +56,15 @@ SMALL = CompareConfig(
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
-    ended = []
-    comparison = compare(SMALL, folder, done=lambda arm, seed: ended.append((arm, seed)))
-    return folder, comparison, ended
+    ends = Ends()
+    comparison = compare(SMALL, folder, ends)
+    return folder, comparison, ends
 
 
 def test_every_training_is_done_seed_by_seed(finished):
-    _, _, ended = finished
-    assert ended == [(arm, seed) for seed in range(2) for arm in SMALL.arms]
+    _, _, ends = finished
+    assert ends.there == 0
+    assert ends.keys == [(arm, seed) for seed in range(2) for arm in SMALL.arms]
 
 
 def test_arms_share_initial_weights_and_data(finished):
@@ -74,17 +107,10 @@ def test_a_finished_comparison_repeats_nothing(finished, monkeypatch):
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path, finished):
-    """The first training is there already, the second was begun."""
-
-    class Stop(Exception):
-        pass
-
-    def stop(arm, seed):
-        raise Stop
-
+    """The first training is there already."""
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0)
     with pytest.raises(Stop):
-        compare(config, tmp_path, done=stop)
+        compare(config, tmp_path, StopAtFirst())
     before = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     comparison = compare(config, tmp_path)
     after = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
@@ -114,6 +140,11 @@ def test_side_by_side_is_the_same(tmp_path, finished):
         ({"arms": ("sgd", "sgd")}, "--arms names sgd twice"),
         ({"arms": ("sgdd",)}, "unknown optimizer 'sgdd'"),
         ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"jobs": 0}, "--jobs must be at least 1"),
+        ({"lr": -1.0}, "--lr must be at least 0"),
+        ({"model": "mlpp"}, "unknown model 'mlpp'; the nearest: mlp"),
+        ({"arms": ("sgd", "adamw:betas=3")}, "adamw:betas=3"),
+        ({"batch_size": 10_000, "jobs": 2}, "larger than the training set"),
     ],
 )
 def test_bad_comparisons_are_refused_before_anything_is_trained(settings, message, tmp_path):
@@ -122,23 +153,45 @@ def test_bad_comparisons_are_refused_before_anything_is_trained(settings, messag
     assert not (tmp_path / "new").exists()
 
 
+@pytest.fixture
+def no_report(monkeypatch):
+    """Pictures take seconds."""
+    monkeypatch.setattr("neumann.report.write_report", lambda folder: folder / "report.html")
+
+
+@pytest.mark.usefixtures("no_report")
 def test_the_command(tmp_path, capsys):
-    words = ["compare", "--arms", "sgd", "adamw:lr=2e-3", "--seeds", "1", "--epochs", "1"]
-    assert main([*words, "--output", str(tmp_path / "x")]) == 0
+    words = ["compare", "--arms", "sgd", "adamw:lr=2e-3", "sgd:lr=1e30", "--target", "50"]
+    words += ["--seeds", "1", "--epochs", "1", "--output", str(tmp_path / "x")]
+    assert main(words) == 0
     printed = capsys.readouterr()
     assert "adamw:lr=2e-3" in printed.out
-    assert "2/2" in printed.err
-    assert main(["compar"]) == 2
-    assert "the nearest: compare" in capsys.readouterr().err
+    assert "steps to" in printed.out
+    assert f"records: {tmp_path / 'x'}" in printed.out
+    assert "…" not in printed.out  # nothing is cut where it is not a terminal
+    lines = printed.err.splitlines()
+    assert re.fullmatch(r"2/3  adamw:lr=2e-3  seed 0  \d+\.\d\d %", lines[1])
+    assert lines[2] == "3/3  sgd:lr=1e30  seed 0  diverged"
+    assert main(words) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "3/3  finished before"
+
+
+def test_a_folder_that_holds_something_else_is_refused(finished):
+    folder, _, _ = finished
+    run = run_folder(folder, "sgd", 0)
+    with pytest.raises(UsageError, match="holds a run already"):
+        compare(CompareConfig(arms=("sgd",), seeds=1, epochs=1), run)
+    assert not (run / "comparison.json").exists()
 
 
 def test_seeds_and_arms_can_be_added_but_settings_not_changed(tmp_path):
     config = CompareConfig(arms=("sgd",), seeds=1, epochs=1)
     compare(config, tmp_path)
     more = CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1)
-    ended = []
-    compare(more, tmp_path, done=lambda arm, seed: ended.append((arm, seed)))
-    assert ended[0] == ("sgd", 0)  # was there
+    ends = Ends()
+    compare(more, tmp_path, ends)
+    assert ends.there == 1
+    assert ends.keys == [("adamw", 0), ("sgd", 1), ("adamw", 1)]
     assert read(tmp_path).missing == 0
     with pytest.raises(UsageError, match="other settings: epochs is 1 there, 2 here"):
         compare(CompareConfig(arms=("sgd",), seeds=1, epochs=2), tmp_path)
@@ -146,14 +199,148 @@ def test_seeds_and_arms_can_be_added_but_settings_not_changed(tmp_path):
 
 
 def test_an_unfinished_comparison_can_be_read(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(arm, seed):
-        raise Stop
-
     with pytest.raises(Stop):
-        compare(CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1), tmp_path, done=stop)
+        compare(CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1), tmp_path, StopAtFirst())
     found = read(tmp_path)
     assert found.missing == 3
     assert found.rows[1].difference.pairs == 0
+
+
+# ---------------------------------------------------------------------- stopped from outside
+
+LONG = CompareConfig(arms=("sgd", "adamw"), seeds=1, epochs=400, log_every=5)
+FLAGS = ["compare", "--arms", *LONG.arms, "--seeds", "1", "--epochs", "400", "--log-every", "5"]
+
+
+def begin(folder):
+    """The command in a session of its own, once both of its workers train."""
+    words = [sys.executable, "-m", "neumann", *FLAGS, "--jobs", "2", "--output", str(folder)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_until(lambda: len(list(folder.glob("*/seed-0/metrics.jsonl"))) == 2, process)
+    return process
+
+
+def wait_until(happened, process=None):
+    end = time.monotonic() + 60
+    while not happened() and (process is None or process.poll() is None):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def workers_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+class StopAtLine(Watch):
+    def line(self, arm, seed, line):
+        self.at = arm, line["step"]
+        raise Stop
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],  # Ctrl-C reaches the whole group
+)
+def test_a_signal_stops_all_and_the_same_command_goes_on(tmp_path, number, send):
+    folder = tmp_path / "x"
+    process = begin(folder)
+    workers = workers_of(process)
+    assert len(workers) == 2
+    send(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert errors == (
+        f"neumann: stopped by {number.name} after 0 of 2 trainings; the same command with "
+        f"--output {folder} goes on\n"
+    )
+    assert not any(map(is_running, workers))
+    saved = {arm: saved_step(folder, arm) for arm in LONG.arms}
+    assert all(saved.values())
+    watch = StopAtLine()
+    with pytest.raises(Stop):
+        compare(LONG, folder, watch)
+    assert watch.at[0] == "sgd"
+    assert 0 < watch.at[1] - saved["sgd"] <= 5
+
+
+def saved_step(folder, arm):
+    return Checkpoints(run_folder(folder, arm, 0) / "checkpoints").latest().step
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["line", "ended"])
+def test_a_signal_stops_a_single_job_too(tmp_path, capsys, monkeypatch, number, moment):
+    """While it trains, and between two trainings."""
+    monkeypatch.setattr(_Ends, moment, lambda *arguments: os.kill(os.getpid(), number))
+    words = ["compare", "--arms", "sgd", "adamw", "--seeds", "1", "--epochs", "1"]
+    assert main([*words, "--output", str(tmp_path)]) == 128 + number
+    ended = 1 if moment == "ended" else 0
+    assert f"by {number.name} after {ended} of 2 trainings" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_killed_is_an_error_and_the_others_save(tmp_path):
+    folder = tmp_path / "x"
+    process = begin(folder)
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.count("\n") == 1
+    assert re.match(r"neumann: the process that trained \w+ seed 0 was killed by SIGKILL; ", errors)
+    assert any(Checkpoints(file).latest() for file in folder.glob("*/seed-0/checkpoints"))
+
+
+def test_workers_do_not_outlive_their_parent(tmp_path):
+    process = begin(tmp_path / "x")
+    workers = workers_of(process)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: not any(map(is_running, workers)))
+
+
+class Pipe:
+    """A worker's end, in this process."""
+
+    def __init__(self, *runs):
+        self.runs, self.words = [*runs, None], []
+
+    def recv(self):
+        return self.runs.pop(0)
+
+    def send(self, word):
+        self.words.append(pickle.loads(pickle.dumps(word)))
+
+
+def test_a_worker_says_what_it_cannot_use_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    config = CompareConfig(arms=("sgd",), epochs=1)
+    first, second = (config.run("sgd", seed, tmp_path / "x") for seed in range(2))
+    pipe = Pipe(first, second, first)
+    comparing._work(pipe, None)
+    ends = [word for word in pipe.words if not isinstance(word, dict)]
+    assert ends[0] is ends[2] is None
+    assert isinstance(ends[1], UsageError)
+    assert "holds a run with another config: seed is 0 there, 1 here" in str(ends[1])
+
+
+def test_jobs_share_the_threads(monkeypatch):
+    threads = []
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert comparing._threads(3) is None
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert (comparing._threads(3), comparing._threads(20)) == (2, 1)
+    comparing._work(Pipe(), None)
+    comparing._work(Pipe(), 2)
+    assert threads == [2]

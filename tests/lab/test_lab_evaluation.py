@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from neumann.lab.batchnorm import has_batchnorm, kept_statistics
 from neumann.lab.data import Plan, load
-from neumann.lab.evaluation import evaluate, has_batchnorm, kept_statistics
+from neumann.lab.evaluation import evaluate
 from neumann.lab.processes import Process
 
 

@@ -15,6 +15,7 @@ import torch
 from neumann.cli import main
 from neumann.lab.checkpoints import Checkpoints
 from neumann.lab.config import TrainConfig
+from neumann.lab.optimizers import RECIPES
 from neumann.lab.processes import Process
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.training import Diverged, Training
@@ -26,7 +27,7 @@ def final(folder):
     """What two runs must share: weights, state and records, without the times."""
     found = Checkpoints(folder / "checkpoints").latest()
     lines = [{k: v for k, v in m.items() if k != "seconds"} for m in read_metrics(folder)]
-    summary = {k: v for k, v in read_summary(folder).items() if k != "seconds"}
+    summary = {k: v for k, v in read_summary(folder).items() if not k.endswith("seconds")}
     return found.payload["model"], found.payload["optimizer"]["state"], lines, summary
 
 
@@ -170,3 +171,40 @@ def test_a_toml_file_is_flags(tmp_path, capsys):
     assert main(["train", "--config", str(file), "--seed", "3", "--output", str(folder)]) == 0
     config = json.loads((folder / "config.json").read_text())["config"]
     assert (config["opt"], config["batch_size"], config["seed"]) == ("sgd", 32, 3)
+
+
+@pytest.mark.parametrize("arm", RECIPES)
+def test_every_optimizer_trains(arm, tmp_path):
+    config = TrainConfig(opt=arm, epochs=1, batch_size=256, checkpoint_every=0)
+    summary = Training(config.resolve(), Process()).run(tmp_path / "run")
+    assert summary.train_loss < 2.5  # from log 10 at the beginning, or on its way down
+    resumed = Training(dataclasses.replace(config, resume="auto").resolve(), Process())
+    assert resumed.run(tmp_path / "run") == summary
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_runs_share_one_compilation(tmp_path):
+    """Another seed and another optimizer in the same process compile nothing."""
+    counters = torch._dynamo.utils.counters
+    config = TrainConfig(opt="sgd", epochs=1, batch_size=256, compile="on")
+    first = Training(config.resolve(), Process()).run(tmp_path / "first")
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled >= 1
+    other = dataclasses.replace(config, opt="adamw", seed=1)
+    second = Training(other.resolve(), Process()).run(tmp_path / "second")
+    assert counters["stats"]["unique_graphs"] == compiled
+    assert second.compile_seconds < first.compile_seconds
+
+
+def test_tensorboard_has_the_records(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = TrainConfig(opt="neumann:warmup_epochs=1", lr=0.1, epochs=2, tensorboard=True)
+    Training(config.resolve(), Process()).run(tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "epoch"]
+    written = [(event.step, event.value) for event in events.Scalars("epoch/accuracy")]
+    assert written == [(line["step"], pytest.approx(line["accuracy"])) for line in lines]
+    assert "optimizer/distance" in events.Tags()["scalars"]
+    assert "step/lr" in events.Tags()["scalars"]

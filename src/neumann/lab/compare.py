@@ -4,59 +4,108 @@ A seed gives every arm the same initial weights, data order and augmentation, so
 compared pair by pair. Each training has a folder of its own; one that is finished is never
 repeated, one that was interrupted goes on. Seeds and arms may be added to a comparison later;
 whatever else all its trainings share stays as it was.
+
+One job trains in this process; more of them each keep a process, which takes one training after
+the other, so data are opened and models compiled once a process. Stopped by a signal, trainings
+under way save themselves and ComparisonInterrupted is raised. UsageError before anything is written
+for what no training could use; CrashedError where a process died, with what is finished kept.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import fields
-from multiprocessing import get_context
+import os
+import signal
+from collections import deque
+from functools import partial
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
-from neumann.lab import plain_json
-from neumann.lab.comparison import COMPARISON, Comparison, is_comparison, read, run_folder
-from neumann.lab.config import KEEPING, CompareConfig, Settings, TrainConfig
+import torch
+
+from neumann.lab.comparison import (
+    Comparison,
+    Finished,
+    finished,
+    read,
+    run_folder,
+    write_down,
+)
+from neumann.lab.config import CompareConfig, TrainConfig
 from neumann.lab.data import Dataset
-from neumann.lab.differences import difference_of
 from neumann.lab.errors import UsageError
-from neumann.lab.files import reason, write_aside
+from neumann.lab.files import StorageError
+from neumann.lab.interruption import (
+    ComparisonInterrupted,
+    Interrupted,
+    noticed,
+    number_of,
+    terminable,
+)
+from neumann.lab.opening import open_dataset
+from neumann.lab.outcome import Diverged
 from neumann.lab.processes import Process
-from neumann.lab.reading import is_finished, read_object
-from neumann.lab.training import Diverged, Observer, Training, open_dataset
+from neumann.lab.reading import is_finished
+from neumann.lab.training import Observer, Training
 
-Done = Callable[[str, int], None]  # called with arm and seed of each training that has ended
+LOOK = 0.2  # seconds between two looks whether a signal has come
+PATIENCE = 60.0  # seconds in which a process that was asked to stop may save its training
+
+Key = tuple[str, int]  # arm and seed of a training
+Runs = dict[Key, TrainConfig]
 
 
-def compare(
-    config: CompareConfig,
-    folder: Path,
-    observe: Observer = lambda line: None,
-    done: Done = lambda arm, seed: None,
-) -> Comparison:
-    """Train what is not trained yet, and compare. `observe` sees the lines of single jobs only."""
-    config.check()
-    runs = {
-        (arm, seed): config.run(arm, seed, run_folder(folder, arm, seed))
-        for seed, arm in _order(config)
-    }
-    _write_down(config, folder)
+class CrashedError(RuntimeError):
+    """A process that trained died: killed, out of memory, or by a fault whose traceback it left."""
+
+
+class Watch:
+    """What a comparison tells while it goes on. This one listens to nothing."""
+
+    def began(self, there: int, total: int) -> None:
+        """Of so many trainings some were there already."""
+
+    def line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
+        """A line of the records of a training."""
+
+    def ended(self, arm: str, seed: int, result: Finished) -> None:
+        """A training has ended; the result has no accuracy where it diverged."""
+
+
+def compare(config: CompareConfig, folder: Path, watch: Watch | None = None) -> Comparison:
+    """Train what is not trained yet, and compare."""
+    watch = watch or Watch()
+    dataset = tried(config, folder)
+    write_down(config, folder)
+    runs = _runs(config, folder)
     waiting = {key: run for key, run in runs.items() if not is_finished(_output(run))}
-    for key in runs.keys() - waiting.keys():
-        done(*key)
-    if config.jobs == 1:
-        dataset: Dataset | None = None
-        for key, run in waiting.items():
-            dataset = dataset or open_dataset(run)  # the runs differ in nothing that it is made of
-            train(run, dataset, observe)
-            done(*key)
-    else:
-        # Fresh processes: a forked one could not use a GPU that its parent has touched.
-        with ProcessPoolExecutor(config.jobs, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(train, run): key for key, run in waiting.items()}
-            for future in as_completed(futures):
-                future.result()
-                done(*futures[future])
+    watch.began(len(runs) - len(waiting), len(runs))
+    number: int | None = None
+    try:
+        if config.jobs == 1:
+            _one_by_one(waiting, dataset, watch)
+        else:
+            del dataset  # every process opens its own
+            _side_by_side(waiting, config.jobs, watch)
+    except Interrupted as stopped:
+        number = stopped.number
+    except KeyboardInterrupt as stopped:
+        number = number_of(stopped)
+    if number is not None:
+        ended = sum(is_finished(_output(run)) for run in runs.values())
+        raise ComparisonInterrupted(number, ended, len(runs), folder)
     return read(folder)
+
+
+def tried(config: CompareConfig, folder: Path) -> Dataset | None:
+    """Refuse what cannot be trained, before anything is written; the data, if they were needed."""
+    config.check()
+    dataset: Dataset | None = None
+    for (_, seed), run in _runs(config, folder).items():
+        if seed == 0 and not _output(run).exists():
+            dataset = dataset or open_dataset(run)
+            Training(run, Process(), dataset)
+    return dataset
 
 
 def train(
@@ -68,36 +117,173 @@ def train(
         training.run(_output(config), observe or (lambda line: None))
 
 
-def _write_down(config: CompareConfig, folder: Path) -> None:
-    """Keep what is compared; refuse a folder whose trainings share other settings."""
-    names = {field.name for field in fields(Settings)} - set(KEEPING)
-    settings = {key: value for key, value in config.as_dict().items() if key in names}
-    if is_comparison(folder):
-        there = read_object(folder / COMPARISON).get("settings")
-        difference = difference_of(plain_json.encode(there), plain_json.encode(settings))
-        if difference:
-            raise UsageError(
-                f"{folder} holds a comparison with other settings: {difference}; choose another "
-                "folder, or remove this one"
-            )
-    content = {
-        "arms": config.arms,
-        "seeds": config.seeds,
-        "target": config.target,
-        "settings": settings,
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_aside(folder / COMPARISON, [plain_json.dumps(content, indent=2)])
-    except OSError as error:
-        raise UsageError(f"cannot start a comparison in {folder}: {reason(error)}") from error
+def _one_by_one(runs: Runs, dataset: Dataset | None, watch: Watch) -> None:
+    for key, run in runs.items():
+        dataset = dataset or open_dataset(run)  # the runs differ in nothing that it is made of
+        train(run, dataset, partial(watch.line, *key))
+        _tell(watch, key, run)
 
 
-def _order(config: CompareConfig) -> Iterator[tuple[int, str]]:
+def _side_by_side(runs: Runs, jobs: int, watch: Watch) -> None:
+    queue = deque(runs.items())
+    workers: list[_Worker] = []
+    with noticed() as signals:
+        try:
+            count = min(jobs, len(queue))
+            for _ in range(count):
+                workers.append(_Worker(_threads(count)))
+                workers[-1].start(*queue.popleft())
+            while signals.number is None and (busy := [w for w in workers if w.key is not None]):
+                for worker in _speaking(busy):
+                    key, run = worker.key, worker.run
+                    if key is not None and run is not None and worker.heard(watch):
+                        _tell(watch, key, run)
+                        if queue:
+                            worker.start(*queue.popleft())
+        except (UsageError, StorageError, CrashedError, Interrupted):
+            _save_all(workers)
+            raise
+        else:
+            _save_all(workers)
+        finally:
+            for worker in workers:
+                worker.close()
+    if signals.number is not None:
+        raise Interrupted(signals.number, 0)
+
+
+class _Worker:
+    """A process that trains one run after the other."""
+
+    def __init__(self, threads: int | None) -> None:
+        context = get_context("spawn")  # a forked one could not use a GPU its parent has touched
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, threads))
+        self.key: Key | None = None  # of what it trains now
+        self.run: TrainConfig | None = None
+        # It begins with SIGINT blocked: Ctrl-C is for its parent, which passes it on as SIGTERM.
+        resource_tracker.ensure_running()  # which would unblock it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        theirs.close()
+
+    @property
+    def pipe(self) -> Connection:
+        """On which it speaks."""
+        return self._pipe
+
+    def start(self, key: Key, run: TrainConfig) -> None:
+        """Give it a run to train."""
+        self.key, self.run = key, run
+        with contextlib.suppress(BrokenPipeError):  # it died; the next word from it says so
+            self._pipe.send(run)
+
+    def heard(self, watch: Watch) -> bool:
+        """Take the next thing it says; whether it is that its run has ended."""
+        assert self.key is not None
+        try:
+            word = self._pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            self._process.join()
+            arm, seed = self.key
+            self.key = None
+            raise CrashedError(
+                f"the process that trained {arm} seed {seed} {_death(self._process.exitcode)}; "
+                "what is finished is kept, and the same command goes on"
+            ) from error
+        if isinstance(word, dict):
+            watch.line(*self.key, word)
+            return False
+        self.key = None
+        if isinstance(word, int):
+            raise Interrupted(word, 0)
+        if word is not None:
+            raise word
+        return True
+
+    def stop(self) -> None:
+        """Ask it to save its run."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """Let it go, or end it if it is still at work: its records can bear that."""
+        if self.key is None:
+            with contextlib.suppress(OSError):
+                self._pipe.send(None)
+            self._process.join(PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _speaking(workers: list[_Worker]) -> list[_Worker]:
+    """Those that have something to say, once one has or some time has passed."""
+    ready = wait([worker.pipe for worker in workers], LOOK)
+    return [worker for worker in workers if worker.pipe in ready]
+
+
+def _save_all(workers: list[_Worker]) -> None:
+    """Have all that are at work save and stop."""
+    for worker in workers:
+        if worker.key is not None:
+            worker.stop()
+    for worker in workers:
+        # Interrupted, or killed before it could be: either way it has stopped.
+        with contextlib.suppress(Interrupted, CrashedError, UsageError, StorageError):
+            while worker.key is not None and worker.pipe.poll(PATIENCE):
+                worker.heard(Watch())
+
+
+def _threads(workers: int) -> int | None:
+    """Each worker's part of the threads that torch uses here; None leaves it to OMP_NUM_THREADS."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(torch.get_num_threads() // workers, 1)
+
+
+def _work(pipe: Connection, threads: int | None) -> None:
+    """In a process of its own: train what comes through the pipe, say every line and the end."""
+    os.setsid()  # signals to its parent's group, as a shell sends them, are its parent's to handle
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dataset: Dataset | None = None
+    # Without a parent there is nobody to train for; what was saved stays.
+    with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError), terminable():
+        while (run := pipe.recv()) is not None:
+            word: Exception | int | None = None
+            try:
+                dataset = dataset or open_dataset(run)
+                train(run, dataset, pipe.send)
+            except (UsageError, StorageError) as error:
+                word = error
+            except Interrupted as stopped:
+                word = stopped.number
+            pipe.send(word)
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"died with exit code {code}"
+
+
+def _tell(watch: Watch, key: Key, run: TrainConfig) -> None:
+    result = finished(_output(run))
+    if result is not None:
+        watch.ended(*key, result)
+
+
+def _runs(config: CompareConfig, folder: Path) -> Runs:
     """Seed by seed, so that a comparison cut short has whole pairs."""
-    for seed in range(config.seeds):
-        for arm in config.arms:
-            yield seed, arm
+    return {
+        (arm, seed): config.run(arm, seed, run_folder(folder, arm, seed))
+        for seed in range(config.seeds)
+        for arm in config.arms
+    }
 
 
 def _output(run: TrainConfig) -> Path:

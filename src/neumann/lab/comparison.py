@@ -1,19 +1,24 @@
-"""What a comparison found, read from its folder; nothing here trains.
+"""A comparison in its folder: begun, read, and what it found; nothing here trains.
 
 comparison.json      the arms, the number of seeds, the target, and the settings all runs share
 ARM/seed-N/          the records of one training (see records)
 
 A comparison may be read at any moment: trainings that have not finished are missing from the rows.
-One that diverged is a result: it is counted, named and left out of the means.
+One that diverged is a result: it is counted, named and left out of the means. UsageError where a
+folder holds something else, or a comparison with other settings; nothing is written over.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from neumann.lab.config import plain_name
-from neumann.lab.reading import read_object, read_summary
+from neumann.lab import plain_json
+from neumann.lab.config import KEEPING, CompareConfig, RatedSettings, plain_name
+from neumann.lab.differences import difference_of
+from neumann.lab.errors import UsageError
+from neumann.lab.files import reason, write_aside
+from neumann.lab.reading import CONFIG, read_object, read_summary
 from neumann.lab.statistics import (
     Difference,
     Interval,
@@ -23,7 +28,7 @@ from neumann.lab.statistics import (
     verdict,
 )
 
-COMPARISON = "comparison.json"
+COMPARISON, SWEEP = "comparison.json", "sweep.json"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,44 @@ def run_folder(folder: Path, arm: str, seed: int) -> Path:
     return Path(folder) / plain_name(arm) / f"seed-{seed}"
 
 
+def write_down(config: CompareConfig, folder: Path) -> None:
+    """Begin a comparison in a folder, or go on with one whose trainings share the settings."""
+    names = {field.name for field in fields(RatedSettings)} - set(KEEPING)
+    settings = {key: value for key, value in config.as_dict().items() if key in names}
+    refuse_others(folder, COMPARISON)
+    if is_comparison(folder):
+        there = read_object(folder / COMPARISON).get("settings")
+        difference = difference_of(plain_json.encode(there), plain_json.encode(settings))
+        if difference:
+            raise UsageError(
+                f"{folder} holds a comparison with other settings: {difference}; choose another "
+                "folder, or remove this one"
+            )
+    content = {
+        "arms": config.arms,
+        "seeds": config.seeds,
+        "target": config.target,
+        "settings": settings,
+    }
+    write_object(folder / COMPARISON, content)
+
+
+def refuse_others(folder: Path, kept: str) -> None:
+    """Refuse a folder that holds something else than what is kept in a file of this name."""
+    for name, what in ((CONFIG, "a run"), (COMPARISON, "a comparison"), (SWEEP, "a sweep")):
+        if name != kept and (folder / name).exists():
+            raise UsageError(f"{folder} holds {what} already; choose another folder")
+
+
+def write_object(path: Path, content: dict[str, Any]) -> None:
+    """Put a JSON object into a file, whole or not at all, and make its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, [plain_json.dumps(content, indent=2)])
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {reason(error)}") from error
+
+
 def read(folder: Path) -> Comparison:
     """The comparison as its finished trainings have it."""
     content = read_object(Path(folder) / COMPARISON)
@@ -90,7 +133,7 @@ def read(folder: Path) -> Comparison:
         runs = {
             seed: found
             for seed in range(seeds)
-            if (found := _finished(run_folder(folder, arm, seed))) is not None
+            if (found := finished(run_folder(folder, arm, seed))) is not None
         }
         accuracies = {seed: run.accuracy for seed, run in runs.items()}
         difference = None
@@ -110,7 +153,8 @@ def read(folder: Path) -> Comparison:
     return Comparison(tuple(rows), seeds, target)
 
 
-def _finished(folder: Path) -> Finished | None:
+def finished(folder: Path) -> Finished | None:
+    """What came out of a training; None if it has not ended."""
     summary: dict[str, Any] | None = read_summary(folder)
     if summary is None:
         return None

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from neumann.lab.errors import UsageError, unknown
-from neumann.lab.optimizers import Arm
+from neumann.lab.optimizers import RECIPES, Arm
 from neumann.lab.schedules import SCHEDULES, Schedule
 
 Switch = Literal["auto", "on", "off"]
@@ -33,16 +33,28 @@ class Settings:
     """folder of the data set's files"""
     download: bool = False
     """fetch the data set into --data-dir"""
+    flip: bool | None = None
+    """mirror training images at random; by default what is usual for the data set"""
+    shift: int | None = None
+    """shift training images by up to this many pixels; by default what is usual"""
+    cutout: int | None = None
+    """blank a square of this many pixels in training images; by default what is usual"""
+    img_size: int = 224
+    """pixels of the square that images of a folder are brought to"""
+    context: int = 128
+    """characters that a model of text reads at once"""
     model: str = "mlp"
     """mlp, cnn, resnet9, resnet18, gru, gpt, or timm:NAME"""
-    lr: float | None = None
-    """peak learning rate where the optimizer's own options name none; by default its usual one"""
     weight_decay: float = 0.0
     """weight decay, in the form the optimizer has"""
     batch_size: int = 64
     """examples in an optimizer step"""
     micro_batch_size: int | None = None
-    """examples at once; their gradients are accumulated, and BatchNorm normalises over them"""
+    """examples a process takes at once; gradients are accumulated to the whole batch"""
+    bn_batch: int | None = None
+    """examples BatchNorm normalises over (ghost batches); by default all a process takes at once"""
+    sync_bn: bool = False
+    """BatchNorm normalises over what all processes take at once"""
     epochs: int = 20
     """passes over the training set"""
     sched: Schedule = "linear"
@@ -61,12 +73,18 @@ class Settings:
     """memory format of images; auto is on for a GPU"""
     compile: Switch = "auto"
     """torch.compile the model; auto is on for a GPU"""
+    cuda_graph: Switch = "auto"
+    """replay a step's forward and backward pass as one CUDA graph; auto is on where it can be"""
+    fsdp: bool = False
+    """shard the model over the processes (FSDP2) instead of copying it (DDP)"""
     workers: int = 4
     """processes that load image folders"""
     eval_every: int = 1
     """epochs between evaluations; the last epoch is always evaluated"""
     log_every: int = 50
     """optimizer steps between lines of the records"""
+    tensorboard: bool = False
+    """also write the records for TensorBoard, into the run's folder"""
     checkpoint_every: int = 1
     """epochs between checkpoints; 0: only at the end and when interrupted"""
     target: float | None = None
@@ -84,6 +102,9 @@ class Settings:
             ("checkpoint_every", 0),
             ("workers", 0),
             ("micro_batch_size", 1),
+            ("bn_batch", 2),
+            ("img_size", 1),
+            ("context", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -95,10 +116,10 @@ class Settings:
                 f"--ramp-epochs must be between 0 and --epochs ({self.epochs}), "
                 f"got {self.ramp_epochs:g}"
             )
+        if self.bn_batch is not None and self.sync_bn:
+            raise UsageError("--bn-batch and --sync-bn exclude each other")
         if not 0 <= self.smoothing < 1:
             raise UsageError(f"--smoothing must be in [0, 1), got {self.smoothing:g}")
-        if self.lr is not None and not self.lr >= 0:
-            raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and TOML."""
@@ -109,7 +130,21 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings):
+class RatedSettings(Settings):
+    """The same, and a learning rate."""
+
+    lr: float | None = None
+    """peak learning rate where the optimizer's own options name none; by default its usual one"""
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        super().check()
+        if self.lr is not None and not self.lr >= 0:
+            raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
+
+
+@dataclass(frozen=True)
+class TrainConfig(RatedSettings):
     """Train one network once."""
 
     opt: str = "neumann"
@@ -119,25 +154,41 @@ class TrainConfig(Settings):
     resume: Literal["never", "auto"] = "never"
     """auto: continue the run in --output from its last checkpoint"""
 
-    def resolve(self) -> "TrainConfig":
-        """The same with "automatic" replaced by what it means here; refuses what cannot work."""
+    def resolve(self, ranks: int = 1) -> "TrainConfig":
+        """The same with "automatic" replaced by what it means here; refuses what cannot work.
+
+        Args:
+            ranks: processes that train together.
+        """
         device = _device(self.device)
         on_gpu = device.type == "cuda"
         self.check()
+        if self.sync_bn and not on_gpu:
+            raise UsageError("--sync-bn needs a GPU: torch synchronises BatchNorm on CUDA alone")
         arm = Arm.parse(self.opt)
         arm.check()
+        if self.fsdp and not RECIPES[arm.name].sharded:
+            raise UsageError(f"--fsdp: {arm.name} does not take sharded weights")
+        at_once = self.micro_batch_size is None or self.micro_batch_size >= self.batch_size
+        capturable = on_gpu and ranks == 1 and at_once
+        if self.cuda_graph == "on" and not capturable:
+            raise UsageError(
+                "--cuda-graph on needs a GPU, one process and a batch taken at once "
+                "(no --micro-batch-size)"
+            )
         return dataclasses.replace(
             self,
             device=str(device),
             lr=arm.lr(self.lr),
             amp=("bf16" if on_gpu else "off") if self.amp == "auto" else self.amp,
             channels_last=_resolved(self.channels_last, on_gpu),
-            compile=_resolved(self.compile, on_gpu),
+            compile=_resolved(self.compile, on_gpu and not self.fsdp),
+            cuda_graph=_resolved(self.cuda_graph, capturable),
         )
 
 
 @dataclass(frozen=True)
-class CompareConfig(Settings):
+class CompareConfig(RatedSettings):
     """Train several optimizers over the same seeds, and say how they differ."""
 
     arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
@@ -150,26 +201,55 @@ class CompareConfig(Settings):
     def check(self) -> None:
         """Refuse what cannot work, before anything is trained."""
         super().check()
-        for name in ("seeds", "jobs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
-        if not self.arms:
-            raise UsageError("--arms must name at least one optimizer")
-        twice = next((arm for arm in self.arms if self.arms.count(arm) > 1), None)
-        if twice:
-            raise UsageError(f"--arms names {twice} twice")
-        for arm in self.arms:
-            Arm.parse(arm).check()
+        _check_arms(self.arms)
+        _check_positive(self, "seeds", "jobs")
 
     def run(self, arm: str, seed: int, output: Path) -> TrainConfig:
         """One of the trainings, which continues if it was begun."""
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(RatedSettings)}
         shared["output"] = output
         return TrainConfig(**shared, opt=arm, seed=seed, resume="auto").resolve()
 
 
+@dataclass(frozen=True)
+class SweepConfig(Settings):
+    """Choose each optimizer's learning rate on held-out data, then compare them.
+
+    Budgets are equal, and only the final comparison sees the test set.
+    """
+
+    arms: tuple[str, ...] = ("neumann", "sgd", "adamw")
+    """optimizers; one may have a range of its own, as in adamw:lr=1e-4:1e-2:7"""
+    lr: str | None = None
+    """learning rates to try, LOW:HIGH:COUNT in equal ratios; by default 7 about the usual one"""
+    search_seeds: int = 1
+    """trainings of each learning rate"""
+    search_epochs: int | None = None
+    """epochs of those; by default --epochs"""
+    seeds: int = 3
+    """trainings of each optimizer in the final comparison"""
+    jobs: int = 1
+    """trainings side by side"""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is trained; the ranges are not looked at."""
+        super().check()
+        _check_arms(self.arms)
+        _check_positive(self, "search_seeds", "search_epochs", "seeds", "jobs")
+        if self.held_out:
+            raise UsageError(
+                "--held-out is for train and compare: a sweep always searches on a held-out part "
+                "and tests on the test set"
+            )
+
+    def compared(self, arms: tuple[str, ...], **changes: Any) -> CompareConfig:
+        """A comparison of these arms in which all else is as here, but for the changes."""
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
+        return CompareConfig(**{**shared, "arms": arms, "jobs": self.jobs, **changes})
+
+
 # What says where and how a run is kept, not what it computes: a run may be continued with others.
-KEEPING = ("output", "resume", "download", "workers")
+KEEPING = ("output", "resume", "download", "workers", "tensorboard")
 
 
 def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
@@ -205,7 +285,7 @@ def plain_name(text: str) -> str:
 
 def fresh_folder(config: Settings) -> Path:
     """A folder under runs/ that does not exist yet, named after what is trained."""
-    kind = "compare"
+    kind = "sweep" if isinstance(config, SweepConfig) else "compare"
     if isinstance(config, TrainConfig):
         kind = f"{Arm.parse(config.opt).name}-seed{config.seed}"
     name = plain_name(f"{config.data}-{config.model}-{kind}")
@@ -232,6 +312,23 @@ def _resolved(switch: Switch, automatic: bool) -> Switch:
     if switch == "auto":
         return "on" if automatic else "off"
     return switch
+
+
+def _check_arms(arms: tuple[str, ...]) -> None:
+    if not arms:
+        raise UsageError("--arms must name at least one optimizer")
+    twice = next((arm for arm in arms if arms.count(arm) > 1), None)
+    if twice:
+        raise UsageError(f"--arms names {twice} twice")
+    for arm in arms:
+        Arm.parse(arm).check()
+
+
+def _check_positive(config: Settings, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{_flag(name)} must be at least 1, got {value}")
 
 
 def _flag(name: str) -> str:

@@ -33,6 +33,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = False  # whether weight decay acts on biases and normalisation weights
     extra: str | None = None  # to install, where it is not torch's or ours
+    sharded: bool = True  # whether it takes weights sharded by FSDP2
 
     def load(self) -> Callable[..., Optimizer]:
         """The constructor; a missing package is an error that names the extra."""
@@ -58,7 +59,9 @@ RECIPES = {
     "nadamw": Recipe("torch.optim", "NAdam", 2e-3, {"decoupled_weight_decay": True}),
     "lars": Recipe("timm.optim", "Lars", 1.0, _MOMENTUM, extra="timm"),
     "lamb": Recipe("timm.optim", "Lamb", 5e-3, extra="timm"),
-    "muon": Recipe("timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm"),
+    "muon": Recipe(
+        "timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm", sharded=False
+    ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
 }
 
@@ -125,9 +128,13 @@ def build(
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
-        return constructor(parameter_groups(model, decay, decay_norms), **options)
+        optimizer: Any = constructor(parameter_groups(model, decay, decay_norms), **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{arm}: {shorten(error)}") from error
+    if callable(getattr(optimizer, "train", None)):
+        optimizer.train()  # schedule-free ones start out neither way
+    built: Optimizer = optimizer
+    return built
 
 
 def parameter_groups(model: nn.Module, decay: float, decay_norms: bool) -> list[dict[str, Any]]:

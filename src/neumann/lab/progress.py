@@ -3,16 +3,19 @@
 An observer is called with every line of the records; nothing here is asked for more often.
 """
 
-import itertools
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from neumann.lab.compare import Watch
+from neumann.lab.comparison import Finished
 from neumann.lab.processes import Process
 from neumann.lab.training import Observer, Training
 
@@ -31,24 +34,82 @@ def shown(training: Training, process: Process) -> Iterator[Observer]:
 
 
 @contextmanager
-def counted(total: int) -> Iterator[Callable[[str, int], None]]:
-    """For a comparison: how many of its trainings have ended."""
+def watched(epochs: int, title: str = "") -> Iterator[Watch]:
+    """For a comparison of trainings of so many epochs: how far all of them are."""
     console = Console(stderr=True)
-    ended = itertools.count(1)
     if not console.is_terminal:
-        yield lambda arm, seed: print(
-            f"{next(ended)}/{total}  {arm}  seed {seed}", file=sys.stderr, flush=True
-        )
+        yield _Ends(title)
         return
     columns = (
-        TextColumn("{task.completed}/{task.total} trainings"),
+        TextColumn("{task.fields[title]}{task.fields[ended]}/{task.fields[all]}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda arm, seed: progress.update(task, advance=1, description=f"{arm} seed {seed}")
+        yield _Overall(progress, epochs, title)
+
+
+class _Overall(Watch):
+    """One bar for all trainings; those under way count for the part that is done."""
+
+    def __init__(self, progress: Progress, epochs: int, title: str) -> None:
+        self._progress, self._epochs = progress, epochs
+        self._task = progress.add_task(
+            "", total=None, ended=0, all="–", title=f"{title} " if title else ""
+        )
+        self._ended = 0
+        self._parts: dict[tuple[str, int], float] = {}
+        self._accuracies: dict[tuple[str, int], float] = {}
+
+    def began(self, there: int, total: int) -> None:
+        self._ended = there
+        self._progress.update(self._task, total=total, completed=there, ended=there, all=total)
+
+    def line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
+        key = arm, seed
+        self._parts[key] = line["epoch"] / self._epochs
+        text = f"{arm} seed {seed} epoch {math.ceil(line['epoch'])}/{self._epochs}"
+        if "accuracy" in line:
+            self._accuracies[key] = line["accuracy"]
+        if key in self._accuracies:
+            text += f" {self._accuracies[key]:.2f} %"
+        self._show(description=text)
+
+    def ended(self, arm: str, seed: int, result: Finished) -> None:
+        self._ended += 1
+        self._parts.pop((arm, seed), None)
+        self._show(description=f"{arm} seed {seed} {_accuracy(result)}", ended=self._ended)
+
+    def _show(self, **fields: Any) -> None:
+        completed = self._ended + sum(self._parts.values())
+        self._progress.update(self._task, completed=completed, **fields)
+
+
+class _Ends(Watch):
+    """One line a training, for logs."""
+
+    def __init__(self, title: str) -> None:
+        self._title = f"{title} " if title else ""
+        self._ended = self._total = 0
+
+    def began(self, there: int, total: int) -> None:
+        self._ended, self._total = there, total
+        if there:
+            self._print(f"{self._title}{there}/{total}  finished before")
+
+    def ended(self, arm: str, seed: int, result: Finished) -> None:
+        self._ended += 1
+        self._print(
+            f"{self._title}{self._ended}/{self._total}  {arm}  seed {seed}  {_accuracy(result)}"
+        )
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _accuracy(result: Finished) -> str:
+    return "diverged" if math.isnan(result.accuracy) else f"{result.accuracy:.2f} %"
 
 
 @contextmanager

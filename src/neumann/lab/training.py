@@ -11,61 +11,50 @@ optimizer's evaluation weights and outside the training clock.
 
 import contextlib
 import dataclasses
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from neumann.lab.batchnorm import (
+    average_statistics,
+    has_batchnorm,
+    kept_statistics,
+    restore_statistics,
+    statistics,
+)
 from neumann.lab.checkpoints import Checkpoints
+from neumann.lab.clock import Clock
 from neumann.lab.config import KEEPING, TrainConfig
-from neumann.lab.data import Dataset, Plan, load
+from neumann.lab.data import Dataset, Plan
+from neumann.lab.data.plan import key
 from neumann.lab.errors import UsageError
-from neumann.lab.evaluation import Score, evaluate, has_batchnorm, kept_statistics
+from neumann.lab.evaluation import Score, evaluate
 from neumann.lab.generators import restore_rng, rng_state
+from neumann.lab.gradients import CapturedGradients, Gradients, Pieces
 from neumann.lab.interruption import Interrupted, noticed
+from neumann.lab.losses import Losses
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
+from neumann.lab.networks import network
+from neumann.lab.opening import open_dataset
 from neumann.lab.optimizers import Arm, evaluating
 from neumann.lab.optimizers import build as build_optimizer
-from neumann.lab.processes import Process
+from neumann.lab.outcome import Diverged, Summary
+from neumann.lab.processes import Process, Stopping, gathered, led
 from neumann.lab.reading import read_summary
 from neumann.lab.records import Records
 from neumann.lab.schedules import factor
+from neumann.lab.tensorboard import TensorBoard
 from neumann.optim import Neumann, recalibrate_batchnorm
+
+__all__ = ["Diverged", "Observer", "Summary", "Training", "open_dataset"]
 
 RECALIBRATION_EXAMPLES = 5_000
 
 Observer = Callable[[dict[str, Any]], None]
-
-
-class Diverged(RuntimeError):
-    """The loss was not finite. The run's summary says so too, and has no accuracy."""
-
-    def __init__(self, step: int, lr: float, checkpoint: str | None) -> None:
-        self.step, self.lr, self.checkpoint = step, lr, checkpoint
-        where = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint"
-        super().__init__(f"the loss was not finite in step {step} at lr {lr:g}; {where}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the summary keeps of it."""
-        return {"diverged": {"step": self.step, "lr": self.lr, "checkpoint": self.checkpoint}}
-
-
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """How a run ended."""
-
-    accuracy: float  # %, at the evaluation weights after the last step
-    accuracy_recalibrated: float | None  # %, with BatchNorm statistics gathered at those weights
-    loss: float  # nats, on the evaluated split
-    train_loss: float  # nats, mean over the last epoch
-    steps: int
-    seconds: float  # of training alone
-    steps_to_target: int | None
-    epochs_to_target: float | None
 
 
 class Training:
@@ -74,38 +63,41 @@ class Training:
     def __init__(self, config: TrainConfig, process: Process, dataset: Dataset | None = None):
         self.config = config
         self.process = process
-        self.device = torch.device(config.device)
-        self.dataset = dataset or open_dataset(config)
+        self.device = process.device(config.device)
+        self.dataset = dataset or open_dataset(config, process)
         self.steps_per_epoch = self._plan(0).batches_of(len(self.dataset.train))
         self.total_steps = config.epochs * self.steps_per_epoch
         torch.manual_seed(config.seed)
-        self.model: nn.Module = build_model(config.model, self.dataset).to(self.device)
+        model = build_model(config.model, self.dataset).to(self.device)
         if config.channels_last == "on" and self.dataset.kind == "image":
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._forward = torch.compile(self.model) if config.compile == "on" else self.model
-        self.arm = Arm.parse(config.opt)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        pieces = self._plan(0).micro_batches
+        self.network = network(model, config, process, config.batch_size // process.ranks // pieces)
+        self.model = self.network.model
         self.optimizer = build_optimizer(
-            self.arm,
+            Arm.parse(config.opt),
             self.model,
             lr=config.lr,
             weight_decay=config.weight_decay,
             steps_per_epoch=self.steps_per_epoch,
         )
+        self._gradients = self._passes()
         self._peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step = 0  # completed
-        self._seconds = 0.0
+        self.clock = Clock(self.device)
         self._reached: int | None = None
-        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, steps
-        self._epoch_sums = torch.zeros_like(self._sums)
-        self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self._losses = Losses(self.device, process)
         self._last: dict[str, Any] = {}
+        if process.ranks > 1:  # what is dropped out differs
+            torch.manual_seed(key("process", config.seed, process.rank))
 
     # ------------------------------------------------------------------ the run
 
     def run(self, folder: Path, observe: Observer = lambda line: None) -> Summary:
         """Train to the end, or raise Interrupted or Diverged with everything saved."""
-        settings = self.config.as_dict()
-        records = Records.create(folder, {k: v for k, v in settings.items() if k not in KEEPING})
+        settings = {k: v for k, v in self.config.as_dict().items() if k not in KEEPING}
+        led(self.process, lambda: Records.create(folder, settings))
+        records = Records(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         finished = read_summary(folder)
         if finished is not None and self.config.resume == "auto":
@@ -114,61 +106,59 @@ class Training:
             return Summary(**finished)
         self._resume(records, checkpoints)
         try:
-            summary = self._train(records, checkpoints, observe)
+            with self._watched(folder, records, observe) as write:
+                summary = self._train(records, checkpoints, write)
         except Diverged as error:
-            records.finish(error.as_dict())
+            failure = error.as_dict()
+            led(self.process, lambda: records.finish(failure))
             raise
-        records.finish(dataclasses.asdict(summary))
+        led(self.process, lambda: records.finish(dataclasses.asdict(summary)))
         return summary
 
-    def _train(self, records: Records, checkpoints: Checkpoints, observe: Observer) -> Summary:
-        begun = time.perf_counter()
-        with noticed() as signals:
+    def _train(self, records: Records, checkpoints: Checkpoints, write: Observer) -> Summary:
+        stopping = Stopping(self.process)
+        compiling = not self._gradients.prepared
+        with noticed(patient=self.process.ranks > 1) as signals:
             while self.step < self.total_steps:
                 epoch, first = divmod(self.step, self.steps_per_epoch)
+                self.clock.start()
                 for pieces in self.dataset.train.batches(self._plan(epoch, first)):
                     self._take_step(pieces)
+                    if compiling and self._gradients.prepared:
+                        compiling = False
+                        self.clock.stop(compiled=True)
                     if self.step % self.config.log_every == 0:
-                        self._log(records, observe, checkpoints)
-                    if signals.number is not None:
-                        self._seconds += time.perf_counter() - begun
+                        self._log(write, checkpoints)
+                    number = stopping.signal(signals.number)
+                    if number is not None:
+                        self.clock.stop()
+                        stopping.answer()
                         self._save(records, checkpoints)
-                        raise Interrupted(signals.number, self.step)
-                self._wait()
-                self._seconds += time.perf_counter() - begun
-                self._end_epoch(epoch, records, observe, checkpoints)
-                begun = time.perf_counter()
+                        raise Interrupted(number, self.step)
+                self.clock.stop()
+                self._end_epoch(epoch, records, write, checkpoints)
+            stopping.answer()
+        reached = self._reached
         return Summary(
             accuracy=self._last["accuracy"],
             accuracy_recalibrated=self._last["accuracy_recalibrated"],
             loss=self._last["loss"],
             train_loss=self._last["train_loss"],
             steps=self.step,
-            seconds=self._seconds,
-            steps_to_target=self._reached,
-            epochs_to_target=None
-            if self._reached is None
-            else self._reached / self.steps_per_epoch,
+            seconds=self.clock.training,
+            compile_seconds=self.clock.compiling,
+            steps_to_target=reached,
+            epochs_to_target=None if reached is None else reached / self.steps_per_epoch,
         )
 
-    def _take_step(self, pieces: list[tuple[Tensor, Tensor]]) -> None:
+    def _take_step(self, pieces: Pieces) -> None:
+        change = self._factor(self.step)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * self._factor(self.step)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for inputs, labels in pieces:
-            with self._autocast():
-                loss = classification_loss(self._forward(inputs), labels, self.config.smoothing)
-            loss = loss / len(pieces)  # equal pieces
-            loss.backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
+            group["lr"] = peak * change
+        loss = self._gradients(pieces)
         self.optimizer.step()
         self.step += 1
-        # With device arithmetic: reading it here would make the host wait.
-        bad = (~torch.isfinite(total)) & (self._first_bad < 0)
-        self._first_bad = torch.where(bad, self.step, self._first_bad)
-        self._sums[0] += total
-        self._sums[1] += 1
+        self._losses.add(loss, self.step)
 
     def _factor(self, step: int) -> float:
         return factor(
@@ -181,38 +171,55 @@ class Training:
 
     # ------------------------------------------------------------------ what is written
 
-    def _log(self, records: Records, observe: Observer, checkpoints: Checkpoints) -> None:
+    @contextlib.contextmanager
+    def _watched(self, folder: Path, records: Records, observe: Observer) -> Any:
+        """What takes a line to everyone who wants it, in the leading process."""
+        if not self.process.leads:
+            yield lambda line: None
+            return
+        board = TensorBoard(folder, self.step) if self.config.tensorboard else None
+
+        def write(line: dict[str, Any]) -> None:
+            records.append(**line)
+            observe(line)
+            if board is not None:
+                board.write(line)
+
+        try:
+            yield write
+        finally:
+            if board is not None:
+                board.close()
+
+    def _log(self, write: Observer, checkpoints: Checkpoints) -> None:
         """A line for the steps since the last one."""
         self._check_finite(checkpoints)
-        loss, steps = self._sums.tolist()
-        self._epoch_sums += self._sums
-        self._sums.zero_()
-        if steps == 0:
+        loss = self._losses.recent()
+        if loss is None:
             return
         line: dict[str, Any] = {
             "kind": "step",
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "train_loss": loss / steps,
+            "train_loss": loss,
         }
         if isinstance(self.optimizer, Neumann):
             line["optimizer"] = self.optimizer.diagnostics().as_dict()
-        self._write(records, observe, line)
+        write(line)
 
     def _end_epoch(
-        self, epoch: int, records: Records, observe: Observer, checkpoints: Checkpoints
+        self, epoch: int, records: Records, write: Observer, checkpoints: Checkpoints
     ) -> None:
-        self._log(records, observe, checkpoints)
-        loss, steps = self._epoch_sums.tolist()
-        self._epoch_sums.zero_()
+        self._log(write, checkpoints)
+        average_statistics(self.model, self.process)
         done = epoch + 1
         line: dict[str, Any] = {
             "kind": "epoch",
             "step": self.step,
             "epoch": done,
-            "train_loss": loss / steps,
-            "seconds": self._seconds,
+            "train_loss": self._losses.epoch(),
+            "seconds": self.clock.training,
         }
         if done % self.config.eval_every == 0 or done == self.config.epochs:
             score, recalibrated = self._evaluate()
@@ -224,16 +231,11 @@ class Training:
             target = self.config.target
             if target is not None and self._reached is None and score.accuracy >= target:
                 self._reached = self.step
-        self._write(records, observe, line)
+        write(line)
         self._last = {**self._last, **line}
         every = self.config.checkpoint_every
         if done == self.config.epochs or (every and done % every == 0):
             self._save(records, checkpoints)
-
-    def _write(self, records: Records, observe: Observer, line: dict[str, Any]) -> None:
-        if self.process.leads:
-            records.append(**line)
-            observe(line)
 
     def _evaluate(self) -> tuple[Score, Score | None]:
         """At the evaluation weights, with the running statistics and with recalibrated ones."""
@@ -250,56 +252,80 @@ class Training:
             with kept_statistics(self.model):
                 with self._autocast():
                     recalibrate_batchnorm(self.model, inputs, batches=batches)
+                average_statistics(self.model, self.process)
                 return score, evaluate(self.model, *arguments)
 
     # ------------------------------------------------------------------ stopping and going on
 
     def _save(self, records: Records, checkpoints: Checkpoints) -> None:
         self._check_finite(checkpoints)
-        if not self.process.leads:
-            return
-        records.sync()  # a checkpoint must not know more than the lines
-        payload = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+        own = {
             "rng": rng_state(),
-            "sums": self._sums,
-            "epoch_sums": self._epoch_sums,
-            "seconds": self._seconds,
+            "losses": self._losses.state(),
+            "statistics": [buffer.cpu() for buffer in statistics(self.model)],
+        }
+        payload = {
+            **self.network.state(self.optimizer),
+            "processes": gathered(own, self.process),
+            "seconds": self.clock.training,
+            "compile_seconds": self.clock.compiling,
             "reached": self._reached,
             "last": self._last,
         }
-        checkpoints.save(self.step, payload)
+
+        def write() -> None:
+            records.sync()  # a checkpoint must not know more than the lines
+            checkpoints.save(self.step, payload)
+
+        led(self.process, write)
 
     def _resume(self, records: Records, checkpoints: Checkpoints) -> None:
-        found = checkpoints.latest() if self.config.resume == "auto" else None
-        if found is None:
-            if checkpoints.latest() is not None:
+        found = checkpoints.latest()
+        if found is not None and self.config.resume != "auto":
+            raise UsageError(
+                f"{records.folder} holds a run already: --resume auto continues it, another "
+                "--output starts a new one"
+            )
+        if found is not None:
+            payload = found.payload
+            ranks = len(payload["processes"])
+            if ranks != self.process.ranks:
                 raise UsageError(
-                    f"{records.folder} holds a run already: --resume auto continues it, another "
-                    "--output starts a new one"
+                    f"the run in {records.folder} has {ranks} processes; "
+                    f"it cannot go on with {self.process.ranks}"
                 )
-            records.rewind(0)
-            return
-        payload = found.payload
-        self.model.load_state_dict(payload["model"])
-        self.optimizer.load_state_dict(payload["optimizer"])
-        restore_rng(payload["rng"])
-        self._sums.copy_(payload["sums"])
-        self._epoch_sums.copy_(payload["epoch_sums"])
-        self._seconds, self._reached = payload["seconds"], payload["reached"]
-        self._last = payload["last"]
-        self.step = found.step
-        records.rewind(self.step)
+            own = payload["processes"][self.process.rank]
+            self.network.load(self.optimizer, payload)
+            restore_statistics(self.model, own["statistics"])
+            restore_rng(own["rng"])
+            self._losses.load(own["losses"])
+            self.clock.training = payload["seconds"]
+            self.clock.compiling = payload["compile_seconds"]
+            self._reached, self._last = payload["reached"], payload["last"]
+            self.step = found.step
+            for path in found.damaged if self.process.leads else ():
+                print(f"neumann: {path} is damaged; going on from {found.path}", file=sys.stderr)
+        led(self.process, lambda: records.rewind(self.step))
 
     def _check_finite(self, checkpoints: Checkpoints) -> None:
-        bad = int(self._first_bad)
-        if bad >= 0:
+        bad = self._losses.first_bad()
+        if bad is not None:
             found = checkpoints.latest()
             lr = self._peaks[0] * self._factor(bad - 1)
             raise Diverged(bad, lr, None if found is None else str(found.path))
 
     # ------------------------------------------------------------------ small things
+
+    def _passes(self) -> Gradients | CapturedGradients:
+        config = self.config
+        gradients = Gradients(
+            self.network.trained,
+            self.optimizer,
+            lambda outputs, labels: classification_loss(outputs, labels, config.smoothing),
+            self._autocast,
+            compiled=config.compile == "on",
+        )
+        return CapturedGradients(gradients) if config.cuda_graph == "on" else gradients
 
     def _plan(self, epoch: int, first: int = 0) -> Plan:
         config, process = self.config, self.process
@@ -316,22 +342,10 @@ class Training:
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        enabled = self.config.amp == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def open_dataset(config: TrainConfig) -> Dataset:
-    """The configuration's data; without its test set where a part is held out."""
-    dataset = load(
-        config.data,
-        data_dir=config.data_dir,
-        download=config.download,
-        device=torch.device(config.device),
-        channels_last=config.channels_last == "on",
-        workers=config.workers,
-    )
-    return dataset.held_out() if config.held_out else dataset
+        # A captured graph must not find a cast weight in the cache of the pass before.
+        return torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.config.amp == "bf16",
+            cache_enabled=self.device.type != "cuda",
+        )

@@ -1,0 +1,8 @@
+"""Pictures and pages from the lab's records: `write_report(folder)`.
+
+Reads what is on disk, finished or not, and trains nothing. Needs the extra `lab`.
+"""
+
+from neumann.report.writing import write_report
+
+__all__ = ["write_report"]

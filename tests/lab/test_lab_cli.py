@@ -1,0 +1,185 @@
+"""The command: every mistake is one line with exit code 2, and what a run kept can be run again."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import neumann
+from neumann.cli import main
+from neumann.lab.reading import read_config
+
+
+def test_help_names_the_commands(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for command in ("train", "compare", "sweep", "report", "demo"):
+        assert f"\n  {command} " in printed
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep", "demo", "report"])
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_of_a_command_fits_the_terminal(command, width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert f"usage: neumann {command}" in printed
+    assert max(map(len, printed.splitlines())) <= max(width, 100)
+    if command != "report":
+        assert "(default: " in printed
+        assert "--config FILE" in printed
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"neumann {neumann.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'; the nearest: train"),
+        (["train", "--epoch", "3"], "unknown flag '--epoch'; the nearest: --epochs"),
+        (["train", "--epoch=3"], "unknown flag '--epoch'; the nearest: --epochs"),
+        (["compare", "--arm", "sgd"], "unknown flag '--arm'; the nearest: --arms"),
+        (["train", "sgd"], "neumann train does not know what to do with 'sgd'"),
+        (["train", "--epochs", "x"], "--epochs must be a whole number, got 'x'"),
+        (["train", "--epochs", "1.5"], "--epochs must be a whole number, got '1.5'"),
+        (["train", "--epochs"], "--epochs needs a value"),
+        (["train", "--lr", "fast"], "--lr must be a number, got 'fast'"),
+        (["train", "--smoothing", "x"], "--smoothing must be a number, got 'x'"),
+        (["train", "--micro-batch-size", "x"], "--micro-batch-size must be a whole number"),
+        (["train", "--sched", "cosin"], "unknown --sched 'cosin'; the nearest: cosine"),
+        (["compare", "--arms"], "--arms must name at least one optimizer"),
+        (["sweep", "--lr", "0.1"], "--lr must be LOW:HIGH:COUNT"),
+        (["demo", "--seeds", "0"], "--seeds must be at least 1"),
+        (["report"], "usage: neumann report FOLDER; got no folder"),
+        (["report", "--flag"], "usage: neumann report FOLDER; got --flag"),
+        (["train", "--config"], "--config needs a file"),
+    ],
+)
+def test_wrong_words_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"neumann: {message}")
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", 'epochs = "many"', "--epochs must be a whole number, got 'many'"),
+        ("a.toml", "epochs = 1.5", "--epochs must be a whole number, got '1.5'"),
+        ("a.toml", 'sched = "cosin"', "unknown --sched 'cosin'; the nearest: cosine"),
+        ("a.toml", "epoch = 3", "unknown setting 'epoch'; the nearest: epochs"),
+        ("a.json", "{}", "holds no settings"),
+        ("a.json", "[1", "is damaged"),
+    ],
+)
+def test_wrong_files_are_one_line(name, text, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert main(["train", "--config", name]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_wrong_words_in_a_terminal():
+    """Where tyro draws boxes, in colour."""
+    if shutil.which("script") is None:
+        pytest.skip("needs the command script, which makes a terminal")
+    words = f"{sys.executable} -m neumann train --sched cosin"
+    done = subprocess.run(
+        ["script", "-qec", words, "/dev/null"],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
+        timeout=60,
+    )
+    expected = b"neumann: unknown --sched 'cosin'; the nearest: cosine\r\n"
+    assert (done.returncode, done.stdout) == (2, expected)
+
+
+def test_a_run_can_be_run_again_from_what_it_kept(tmp_path):
+    words = ["train", "--opt", "adamw:betas=(0.8,0.9)", "--epochs", "1", "--smoothing", "0.1"]
+    assert main([*words, "--target", "50", "--output", str(tmp_path / "a")]) == 0
+    kept = tmp_path / "a" / "config.json"
+    assert main(["train", f"--config={kept}", "--seed", "3", "--output", str(tmp_path / "b")]) == 0
+    first, second = (read_config(tmp_path / name) for name in "ab")
+    assert {**first, "seed": 3} == second
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """Pictures take seconds."""
+    monkeypatch.setattr("neumann.report.write_report", lambda folder: folder / "report.html")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_comparison_can_be_run_again_from_what_it_kept(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('arms = ["sgd", "adamw:lr=0.01"]\nseeds = 1\nepochs = 1\nlr = 0.1\n')
+    assert main(["compare", "--config", str(file), "--output", str(tmp_path / "a")]) == 0
+    kept = str(tmp_path / "a" / "comparison.json")
+    assert main(["compare", "--config", kept, "--output", str(tmp_path / "b")]) == 0
+    first, second = (json.loads((tmp_path / n / "comparison.json").read_text()) for n in "ab")
+    assert first == second
+    assert first["settings"]["lr"] == 0.1
+
+
+def test_ctrl_c_is_a_line(monkeypatch, capsys):
+    def interrupt(config, ranks):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", interrupt)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "neumann: stopped by SIGINT\n"
+
+
+def test_sigterm_is_a_line(monkeypatch, capsys):
+    def interrupt(config, ranks):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", interrupt)
+    assert main(["train"]) == 143
+    assert capsys.readouterr().err == "neumann: stopped by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_closed_pipe_is_quiet():
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "neumann", "train", "--help"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_a_report_that_cannot_be_written_is_a_hint(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "neumann.report", None)  # as if it could not be imported
+    words = ["compare", "--arms", "sgd", "--seeds", "1", "--epochs", "1"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    assert "neumann: no report: `pip install neumann-optimizer[lab]`" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+
+
+def test_report_prints_its_path(tmp_path, capsys):
+    assert main(["train", "--epochs", "1", "--output", str(tmp_path / "a")]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "a")]) == 0
+    path = capsys.readouterr().out.strip()
+    assert path.startswith(str(tmp_path / "a"))
+    assert os.path.getsize(path) > 0
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,126 @@
+"""What only a GPU shows: a captured step, no waiting for the device, compilation, SyncBatchNorm."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+from torch import distributed
+
+from neumann.lab.config import TrainConfig
+from neumann.lab.gradients import CapturedGradients
+from neumann.lab.interruption import Interrupted
+from neumann.lab.processes import Process
+from neumann.lab.reading import read_metrics
+from neumann.lab.training import Training
+from ranks import Ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+CONFIG = TrainConfig(
+    data="synthetic:3x32x32,10,2048",
+    flip=True,
+    shift=4,
+    model="cnn",
+    opt="neumann:warmup_epochs=1",
+    lr=0.05,
+    batch_size=128,
+    epochs=3,
+    log_every=4,
+    device="cuda",
+)
+
+
+def trained(folder, **changes):
+    training = Training(dataclasses.replace(CONFIG, **changes).resolve(), Process())
+    return training, training.run(folder)
+
+
+def losses(folder):
+    return [line["train_loss"] for line in read_metrics(folder)]
+
+
+@pytest.mark.parametrize("opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3"])
+def test_a_captured_step_computes_what_a_plain_one_does(tmp_path, opt):
+    common = {"opt": opt, "amp": "off", "compile": "off"}
+    training, _ = trained(tmp_path / "captured", **common)
+    assert isinstance(training._gradients, CapturedGradients)
+    trained(tmp_path / "plain", cuda_graph="off", **common)
+    assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
+
+
+def test_compiled_in_bfloat16(tmp_path):
+    _, summary = trained(tmp_path / "fast")
+    trained(tmp_path / "plain", amp="off", compile="off", cuda_graph="off")
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=5e-2)
+    assert summary.compile_seconds > summary.seconds
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet9"])
+def test_runs_share_one_compilation(tmp_path, model):
+    trained(tmp_path / "first", model=model, epochs=1)
+    _, second = trained(tmp_path / "second", model=model, epochs=1, seed=1, opt="sgd")
+    assert second.compile_seconds < 5
+
+
+@pytest.mark.parametrize("opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3"])
+def test_a_step_does_not_wait_for_the_device(opt):
+    training = Training(dataclasses.replace(CONFIG, opt=opt).resolve(), Process())
+    batches = training.dataset.train.batches(training._plan(0))
+    for _ in range(5):
+        training._take_step(next(batches))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            training._take_step(next(batches))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert training._losses.first_bad() is None
+
+
+def test_ghost_batches_compiled(tmp_path):
+    trained(tmp_path / "fast", bn_batch=32)
+    trained(tmp_path / "plain", bn_batch=32, amp="off", compile="off", cuda_graph="off")
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=5e-2)
+
+
+def test_accumulation_in_pieces(tmp_path):
+    trained(tmp_path / "whole", bn_batch=32, amp="off", compile="off")
+    trained(tmp_path / "pieces", micro_batch_size=32, amp="off", compile="off")
+    assert losses(tmp_path / "pieces") == pytest.approx(losses(tmp_path / "whole"), rel=2e-2)
+
+
+def test_interrupted_and_resumed(tmp_path):
+    trained(tmp_path / "whole", amp="off", compile="off")
+    config = dataclasses.replace(CONFIG, resume="auto", amp="off", compile="off").resolve()
+    seen = []
+
+    def stop(line):
+        seen.append(line)
+        if len(seen) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        Training(config, Process()).run(tmp_path / "run", stop)
+    Training(config, Process()).run(tmp_path / "run")
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-2)
+
+
+def synchronised(folder):
+    process = Process(distributed.get_rank(), 2, 0)  # both on the one GPU
+    config = dataclasses.replace(
+        CONFIG, sync_bn=True, amp="off", compile="off", cuda_graph="off"
+    ).resolve()
+    return Training(config, process).run(folder).train_loss
+
+
+def test_synchronised_batchnorm_is_that_of_one_process(tmp_path):
+    trained(tmp_path / "one", amp="off", compile="off", cuda_graph="off")
+    ranks = Ranks(2, "gloo")  # NCCL takes no two ranks on one GPU
+    try:
+        ranks.run(synchronised, tmp_path / "two")
+    finally:
+        ranks.stop()
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=2e-2)
