@@ -80,6 +80,17 @@ def test_a_step_does_not_wait_for_the_device(opt):
     assert training._losses.first_bad() is None
 
 
+def test_a_run_that_has_ended_keeps_no_graph(tmp_path):
+    """Many runs share a process, and a graph holds all that a pass needs."""
+    trained(tmp_path / "first", batch_size=2048, epochs=5, model="resnet9")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    kept = [trained(tmp_path / f"{n}", batch_size=2048, epochs=5, model="resnet9") for n in "23"]
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 1.2 * before + 2**28
+    assert len(kept) == 2
+
+
 def test_ghost_batches_compiled(tmp_path):
     trained(tmp_path / "fast", bn_batch=32)
     trained(tmp_path / "plain", bn_batch=32, amp="off", compile="off", cuda_graph="off")

@@ -51,6 +51,10 @@ class Gradients:
         self.prepared = True
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
+    def release(self) -> None:
+        """Let go of the gradients: the training is over."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     def _reduced(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Processes add up their gradients with the last piece alone."""
         network: Any = self._network
@@ -89,6 +93,15 @@ class CapturedGradients:
         self._labels.copy_(labels)
         self._graph.replay()
         return self._loss
+
+    def release(self) -> None:
+        """Let go of the graph and its memory, which would wait for the garbage collector."""
+        if self._graph is not None:
+            torch.cuda.synchronize()
+            self._graph.reset()
+            self._graph = None
+        self._inputs = self._labels = self._loss = torch.empty(0)
+        self._gradients.release()
 
     def _beside(self, pieces: Pieces) -> Tensor:
         """On a stream of its own, as what is captured later will be."""

@@ -112,6 +112,8 @@ class Training:
             failure = error.as_dict()
             led(self.process, lambda: records.finish(failure))
             raise
+        finally:
+            self._gradients.release()
         led(self.process, lambda: records.finish(dataclasses.asdict(summary)))
         return summary
 
