@@ -1,0 +1,173 @@
+"""A measurement leaves the model, its gradients and all random numbers as they were."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from small_networks import batch, dense_hessian, mlp
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neumann.spectrum import (
+    Differences,
+    GaussNewton,
+    Hessian,
+    NonFiniteProduct,
+    Objective,
+    density,
+    extremes,
+)
+
+KINDS = (Hessian, GaussNewton, Differences)
+
+
+class Counting(nn.Module):
+    """A layer with buffers of its own: one written in place, one replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("latest", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.latest = x.detach().mean()
+        return x
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *mlp(5, 6, 3, norm=True)[:3], Counting(), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
+    model[0].eval()  # a mixture of modes
+    model[1].momentum = None
+    model[5].bias.requires_grad_(False)
+    return model.double()
+
+
+def snapshot(model):
+    """Everything that must not change, as things that can be compared."""
+    return {
+        "modes": [module.training for module in model.modules()],
+        "tracking": model[1].track_running_stats,
+        "tensors": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "identities": [id(t) for t in [*model.parameters(), *model.buffers()]],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),  # noqa: NPY002
+    }
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batchnorm", ["batch", "running"])
+def test_nothing_changes(kind, batchnorm):
+    model, pair = network(), batch(12, 5)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = snapshot(model)
+    operator = kind(model, cross_entropy, batch=pair, batchnorm=batchnorm)
+    extremes(operator, max_products=4)
+    density(operator, probes=2, steps=2)
+    assert same(snapshot(model), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changes_after_an_exception(kind):
+    model, pair = network(), batch(12, 5)
+    calls = []
+
+    def fails(output, target):
+        calls.append(1)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return cross_entropy(output, target)
+
+    before = snapshot(model)
+    # Several batches: the graph is not kept, so that the loss is asked again.
+    operator = kind(model, fails, loader=[pair, pair])
+    with pytest.raises(KeyboardInterrupt):
+        extremes(operator)
+    assert same(snapshot(model), before)
+    calls.append(1)
+    assert extremes(operator, max_products=2).products == 2  # and it can be used again
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_changes_after_products_that_are_not_finite(kind):
+    model, pair = network(), batch(12, 5)
+    before = snapshot(model)
+    objective = Objective(lambda m, b: m(b[0]), lambda out, b: (out.square() * float("inf")).mean())
+    with pytest.raises(NonFiniteProduct):
+        extremes(kind(model, objective, batch=pair))
+    assert same(snapshot(model), before)
+
+
+def test_batchnorm_modes_are_different_matrices():
+    torch.manual_seed(0)
+    model, pair = mlp(5, 6, 3, norm=True).double(), batch(12, 5)
+    with torch.no_grad():
+        model(torch.randn(50, 5, dtype=torch.float64))  # running statistics of other data
+    by_batch = Hessian(model, cross_entropy, batch=pair)
+    running = Hessian(model, cross_entropy, batch=pair, batchnorm="running")
+    assert torch.allclose(by_batch.dense(), dense_hessian(model, pair), atol=1e-12)
+    assert not torch.allclose(by_batch.dense(), running.dense(), atol=1e-3)
+    assert (by_batch.about.batchnorm, running.about.batchnorm) == ("batch", "running")
+    # The mode of the model does not matter for BatchNorm, only what was asked for.
+    whole = running.dense()
+    model.eval()
+    assert torch.equal(by_batch.dense(), Hessian(model, cross_entropy, batch=pair).dense())
+    assert torch.allclose(running.dense(), whole)
+    plain = mlp(5, 6, 3).double()
+    assert Hessian(plain, cross_entropy, batch=pair).about.batchnorm is None
+
+
+def test_batchnorm_is_checked():
+    model, pair = mlp(5, 6, 3, norm=True).double(), batch(12, 5)
+    with pytest.raises(ValueError, match='batchnorm must be "batch" or "running"'):
+        Hessian(model, cross_entropy, batch=pair, batchnorm="eval")
+    model[1] = nn.BatchNorm1d(6, track_running_stats=False).double()
+    with pytest.raises(ValueError, match="needs running statistics, and 1 keeps none"):
+        Hessian(model, cross_entropy, batch=pair, batchnorm="running")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_one_fixed_matrix(kind):
+    model, pair = network(), batch(12, 5)
+    operator = kind(model, cross_entropy, batch=pair)
+    v = torch.ones(operator.size, dtype=torch.float64)
+    first = operator @ v
+    torch.manual_seed(99)
+    assert torch.equal(operator @ v, first)  # whatever the generators do outside
+    assert operator.about.randomness == "dropout fixed by seed 0"
+    assert not torch.allclose(kind(model, cross_entropy, batch=pair, seed=1) @ v, first)
+    assert extremes(operator).noise < 1e-6
+    model.eval()
+    off = kind(model, cross_entropy, batch=pair)
+    assert off.about.randomness is None
+    assert not torch.allclose(off @ v, first)
+
+
+def test_dropout_of_the_methods_is_the_same():
+    model, pair = network(), batch(12, 5)
+    methods = ("retained", "double-backward", "forward-over-reverse")
+    whole = [Hessian(model, cross_entropy, batch=pair, method=m).dense() for m in methods]
+    assert torch.allclose(whole[0], whole[1])
+    assert torch.allclose(whole[0], whole[2])
+    for layer in (nn.GRU(3, 3, 2, dropout=0.5), nn.MultiheadAttention(4, 2, dropout=0.1)):
+        objective = Objective(lambda m, b: b.sum(), lambda out, b: out)
+        operator = Hessian(layer, objective, batch=torch.ones(2, 3))
+        assert operator.about.randomness == "dropout fixed by seed 0"
