@@ -22,6 +22,7 @@ usage: neumann COMMAND [flags]
   train     train one network with one optimizer
   compare   train several optimizers over the same seeds and say how they differ
   sweep     choose the learning rate of each on held-out data, then compare
+  spectrum  the extreme curvature of a checkpoint's loss, or of your own model's, and its density
   report    make a page with pictures from the folder of any of these
   demo      compare five optimizers on scikit-learn's digits, in two minutes
 
@@ -71,6 +72,7 @@ def _run(words: list[str]) -> int:
         "train": _train,
         "compare": _compare,
         "sweep": _sweep,
+        "spectrum": _spectrum,
         "report": _report,
         "demo": _demo,
     }
@@ -161,6 +163,24 @@ def _sweep(words: list[str]) -> None:
         comparison = sweep.final(config, folder, found, watch)
     print_table(table(comparison), comparison.verdicts())
     _print_places(folder)
+
+
+def _spectrum(words: list[str]) -> None:
+    from neumann.lab import spectrum_command, spectrum_table
+    from neumann.lab.flags import parsed
+    from neumann.lab.progress import counted
+    from neumann.lab.tables import print_table
+
+    config = parsed(spectrum_command.SpectrumConfig, words, "spectrum")
+    record = spectrum_command.measured(config, counted)
+    print_table(spectrum_table.ends_table(record), [""])
+    print_table(spectrum_table.coefficients_table(record), ["", *spectrum_table.sentences(record)])
+    spectrum_command.write(record, config.file)
+    print(f"record: {config.file}", flush=True)
+    if config.density:
+        from neumann.report import write_density
+
+        print(f"plot: {write_density(config.file)}")
 
 
 def _report(words: list[str]) -> None:

@@ -17,12 +17,12 @@ from neumann.lab.reading import read_config
 def test_help_names_the_commands(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    for command in ("train", "compare", "sweep", "report", "demo"):
+    for command in ("train", "compare", "sweep", "spectrum", "report", "demo"):
         assert f"\n  {command} " in printed
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "sweep", "demo", "report"])
+@pytest.mark.parametrize("command", ["train", "compare", "sweep", "spectrum", "demo", "report"])
 @pytest.mark.parametrize("width", [80, 120])
 def test_help_of_a_command_fits_the_terminal(command, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -26,6 +26,7 @@ def fake_run(
     diverged: int | None = None,  # the step
     log_every: int = 7,
     target: float | None = None,
+    spectrum: int = 0,  # steps between measurements of the curvature
     **settings,
 ) -> Path:
     """One training, deterministic in its arguments."""
@@ -36,9 +37,13 @@ def fake_run(
     last = epochs if ended is None else ended
     steps = min(last * PER_EPOCH, math.inf if diverged is None else diverged - 1)
     with Records.create(folder, values) as records:
+        if spectrum:
+            records.append(**_spectrum_line(0, opt, seed, values["lr"], epochs))
         for step in range(1, int(steps) + 1):
             if step % log_every == 0 or step % PER_EPOCH == 0:
                 records.append(**_step_line(step, opt, seed, values["lr"], epochs))
+            if spectrum and step % spectrum == 0:
+                records.append(**_spectrum_line(step, opt, seed, values["lr"], epochs))
             if step % PER_EPOCH == 0:
                 records.append(**_epoch_line(step, opt, seed, best, batchnorm))
         if diverged is not None:
@@ -133,6 +138,38 @@ def _step_line(step: int, opt: str, seed: int, lr: float, epochs: int) -> dict:
     }
     if opt.startswith("neumann"):
         line["optimizer"] = _diagnostics(step, opt, lr)
+    return line
+
+
+def _spectrum_line(step: int, opt: str, seed: int, lr: float, epochs: int) -> dict:
+    share = step / (epochs * PER_EPOCH)
+    largest = (2 + 60 * share) * (1 + 0.3 * _noise(step, seed, opt)) * (1 + 0.2 * len(opt) % 1)
+    line = {
+        "kind": "spectrum",
+        "step": step,
+        "epoch": step / PER_EPOCH,
+        "lr": lr * (1 - max(step - 1, 0) / (epochs * PER_EPOCH)),
+        "momentum": 0.9,
+    }
+    for batch, factor in (("probe", 1.0), ("current", 1.2)):
+        top, low = factor * largest, -factor * (1.5 - share)
+        converged = step % 3 != 0
+        error = 0.001 * top if converged else 0.1 * top
+        line[batch] = {
+            "examples": 64,
+            "smallest": low,
+            "smallest_error": error,
+            "smallest_converged": converged,
+            "largest": top,
+            "largest_error": 1e-5 * top,
+            "largest_converged": True,
+            "products": 60 if converged else 100,
+            "noise": 1e-6,
+            "implied_momentum": top / (top - low),
+            "implied_lr": 1 / top,
+            "implied_momentum_outside": top / (top - low + error),
+            "implied_lr_outside": 1 / (top + error),
+        }
     return line
 
 

@@ -55,7 +55,13 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    arms = {NEUMANN: {}, PLAIN: {}, WILD: {"diverged": 50}, HOSTILE: {}, LONG: {}}
+    arms = {
+        NEUMANN: {"spectrum": 10},
+        PLAIN: {"spectrum": 10},
+        WILD: {"diverged": 50},
+        HOSTILE: {},
+        LONG: {},
+    }
     folder = fake_comparison(tmp_path_factory.mktemp("c"), arms, 2, target=96.0, batchnorm=True)
     return write_report(folder)
 
@@ -133,6 +139,12 @@ def test_each_plot_holds_its_curves(browser, comparison, tmp_path):
         for part in ("plain", "recalibrated", "spread")
     }
     assert set(curves(browser, "recalibrated")) == both | phases
+    for name in ("largest", "smallest", "lr", "momentum"):
+        extra = {"largest": (), "smallest": ("not converged",)}.get(name, ("scheduled",))
+        parts = ("probe batch", "current batch", "spread", *extra)
+        assert set(curves(browser, f"curvature-{name}")) == phases | {
+            (arm, part) for arm in (NEUMANN, PLAIN) for part in parts
+        }
     # Two runs that diverged: a line and a cross each.
     assert curves(browser, "accuracy-epochs").count((WILD, "diverged")) == 4
 

@@ -128,6 +128,22 @@ class Checkpoints:
             )
         return None
 
+    def at(self, step: int) -> Loaded | None:
+        """The checkpoint of a step; None if there is none. CheckpointError if it is damaged."""
+        path = dict(self._found()).get(step)
+        if path is None:
+            return None
+        try:
+            return Loaded(step, _unpack(path, _verified(step, path)), path)
+        except _DamagedError as error:
+            raise CheckpointError(f"{path} is damaged") from error
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+
+    def steps(self) -> list[int]:
+        """Those that have a checkpoint, damaged ones too, in their order."""
+        return sorted(step for step, _ in self._found())
+
     def clear(self) -> None:
         """Remove all checkpoints: for a run that starts again from the beginning."""
         try:

@@ -135,10 +135,22 @@ class RatedSettings(Settings):
 
     lr: float | None = None
     """peak learning rate where the optimizer's own options name none; by default its usual one"""
+    spectrum_every: int = 0
+    """optimizer steps between measurements of the loss's extreme curvature; 0: none"""
+    spectrum_batch: int | None = None
+    """examples of such a measurement; by default the batch size, at most 512"""
+    spectrum_products: int = 100
+    """Hessian products that a measurement may take"""
 
     def check(self) -> None:
         """Refuse what cannot work."""
         super().check()
+        for name, least in (("spectrum_every", 0), ("spectrum_batch", 1), ("spectrum_products", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{_flag(name)} must be at least {least}, got {value}")
+        if self.spectrum_every and self.fsdp:
+            raise UsageError("--spectrum-every needs whole weights in a process: not with --fsdp")
         if self.lr is not None and not self.lr >= 0:
             raise UsageError(f"--lr must be at least 0, got {self.lr:g}")
 
@@ -165,6 +177,10 @@ class TrainConfig(RatedSettings):
         self.check()
         if self.sync_bn and not on_gpu:
             raise UsageError("--sync-bn needs a GPU: torch synchronises BatchNorm on CUDA alone")
+        if self.spectrum_every and self.sync_bn and ranks > 1:
+            raise UsageError(
+                "--spectrum-every measures in one process, which --sync-bn does not let run alone"
+            )
         arm = Arm.parse(self.opt)
         arm.check()
         if self.fsdp and not RECIPES[arm.name].sharded:

@@ -73,7 +73,9 @@ def _readable(text: str) -> str:
 
     width = shutil.get_terminal_size().columns - 1
     text = re.sub(r"\(default:[\s│]*None\)", blank, text)
-    lines = [textwrap.fill(line, width) if len(line) > width else line for line in text.split("\n")]
+    lines = [
+        textwrap.fill(line, width) if len(line) > width + 1 else line for line in text.split("\n")
+    ]
     return "\n".join(lines)
 
 

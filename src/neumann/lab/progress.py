@@ -17,6 +17,7 @@ from rich.table import Column
 from neumann.lab.compare import Watch
 from neumann.lab.comparison import Finished
 from neumann.lab.processes import Process
+from neumann.lab.spectrum_command import Observe
 from neumann.lab.training import Observer, Training
 
 
@@ -48,6 +49,42 @@ def watched(epochs: int, title: str = "") -> Iterator[Watch]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Overall(progress, epochs, title)
+
+
+@contextmanager
+def counted(total: int, title: str) -> Iterator[Observe]:
+    """For Lanczos runs of at most so many products: how many there were, and the ends so far."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Doublings(title)
+        return
+    columns = (
+        TextColumn("{task.description} {task.completed:.0f}/{task.total:.0f} products"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[ends]}", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=total, ends="")
+
+        def observe(products: int, low: float, high: float) -> None:
+            progress.update(task, completed=products, ends=f"λ from {low:.4g} to {high:.4g}")
+
+        yield observe
+
+
+class _Doublings:
+    """A line after 10, 20, 40, … products, for logs."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._next = title, 10
+
+    def __call__(self, products: int, low: float, high: float) -> None:
+        if products >= self._next:
+            text = f"{self._title}  {products} products  λ from {low:.4g} to {high:.4g}"
+            print(text, file=sys.stderr, flush=True)
+            while self._next <= products:
+                self._next *= 2
 
 
 class _Overall(Watch):
@@ -136,6 +173,8 @@ def _bar(training: Training, console: Console) -> Iterator[Observer]:
         meter = _Meter(training.step)
 
         def observe(line: dict[str, Any]) -> None:
+            if line["kind"] == "spectrum":
+                return
             fields: dict[str, Any] = {
                 "epoch": f"{line['epoch']:.1f}/{epochs}",
                 "rate": meter.rate(line["step"]),

@@ -28,6 +28,7 @@ from neumann.lab.batchnorm import (
 from neumann.lab.checkpoints import Checkpoints
 from neumann.lab.clock import Clock
 from neumann.lab.config import KEEPING, TrainConfig
+from neumann.lab.curvature import Curvature
 from neumann.lab.data import Dataset, Plan
 from neumann.lab.data.plan import key
 from neumann.lab.errors import UsageError
@@ -82,6 +83,7 @@ class Training:
             steps_per_epoch=self.steps_per_epoch,
         )
         self._gradients = self._passes()
+        self._curvature = Curvature(config, self.dataset, self.model, self.optimizer)
         self._peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step = 0  # completed
         self.clock = Clock(self.device)
@@ -125,12 +127,15 @@ class Training:
                 epoch, first = divmod(self.step, self.steps_per_epoch)
                 self.clock.start()
                 for pieces in self.dataset.train.batches(self._plan(epoch, first)):
+                    if self.step == 0:
+                        self._measure(pieces, write, checkpoints)
                     self._take_step(pieces)
                     if compiling and self._gradients.prepared:
                         compiling = False
                         self.clock.stop(compiled=True)
                     if self.step % self.config.log_every == 0:
                         self._log(write, checkpoints)
+                    self._measure(pieces, write, checkpoints)
                     number = stopping.signal(signals.number)
                     if number is not None:
                         self.clock.stop()
@@ -209,6 +214,21 @@ class Training:
         if isinstance(self.optimizer, Neumann):
             line["optimizer"] = self.optimizer.diagnostics().as_dict()
         write(line)
+
+    def _measure(self, pieces: Pieces, write: Observer, checkpoints: Checkpoints) -> None:
+        """A line about the curvature where one is due, outside the training clock."""
+        if not self._curvature.due(self.step, self.total_steps):
+            return
+        self.clock.stop(compiled=not self._gradients.prepared)
+        self._check_finite(checkpoints)  # a run that diverged is to end as such
+        line: dict[str, Any] = {
+            "kind": "spectrum",
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "lr": self._peaks[0] * self._factor(max(self.step - 1, 0)),
+        }
+        led(self.process, lambda: write(line | self._curvature.measured(pieces[0])))
+        self.clock.start()
 
     def _end_epoch(
         self, epoch: int, records: Records, write: Observer, checkpoints: Checkpoints
@@ -307,7 +327,9 @@ class Training:
             self.step = found.step
             for path in found.damaged if self.process.leads else ():
                 print(f"neumann: {path} is damaged; going on from {found.path}", file=sys.stderr)
-        led(self.process, lambda: records.rewind(self.step))
+        # Without a checkpoint the line of step 0 will be written again, too.
+        step = -1 if found is None else self.step
+        led(self.process, lambda: records.rewind(step))
 
     def _check_finite(self, checkpoints: Checkpoints) -> None:
         bad = self._losses.first_bad()

@@ -21,7 +21,7 @@ from neumann.report import decoration
 from neumann.report.curves import Curve
 from neumann.report.decoration import FONT
 from neumann.report.markup import readable
-from neumann.report.palette import INK, PARTS, WIDTH, Style, style_of
+from neumann.report.palette import HOLLOW, INK, PAPER, PARTS, WIDTH, Style, style_of
 from neumann.report.plots import Plot
 from neumann.report.svg import Named, embedded
 
@@ -109,18 +109,21 @@ def _curve(axes: Axes, plot: Plot, curve: Curve, index: int, names: dict[str, Na
             )
         bars.set_gid(f"band-{index}")
         names[f"band-{index}"] = Named(curve.label, "spread")
+    hollow = curve.part == HOLLOW
+    every = plot.points or lone or hollow
     (line,) = axes.plot(
         curve.x,
         curve.y,
         color=style.colour,
         linewidth=0.9 if diverged else WIDTH,
         alpha=0.8 if diverged else 1.0,
-        linestyle=_dashes(style),
-        marker=marker or "None",
-        markersize=5 if plot.points or lone else 4,
-        markevery=None if plot.points or lone else max(len(curve.x) // 8, 1),
+        linestyle="None" if hollow else _dashes(style),
+        marker="o" if hollow else marker or "None",
+        markerfacecolor=PAPER if hollow else None,
+        markersize=5 if every else 4,
+        markevery=None if every else max(len(curve.x) // 8, 1),
         solid_capstyle="round",
-        zorder=3 + 0.01 * curve.place,  # dashes show on what is solid
+        zorder=3 + 0.01 * curve.place + hollow,  # dashes show on what is solid
     )
     line.set_gid(f"curve-{index}")
     names[f"curve-{index}"] = Named(curve.label, curve.part)
@@ -143,8 +146,9 @@ def _legend(figure: Figure, plot: Plot) -> None:
                     [],
                     color=style.colour,
                     linewidth=WIDTH,
-                    linestyle=_dashes(style),
-                    marker="o" if plot.points else style.marker or "None",
+                    linestyle="None" if curve.part == HOLLOW else _dashes(style),
+                    marker="o" if plot.points or curve.part == HOLLOW else style.marker or "None",
+                    markerfacecolor=PAPER if curve.part == HOLLOW else None,
                     markersize=5,
                 )
             )

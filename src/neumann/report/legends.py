@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 from neumann.report.curves import Curve
 from neumann.report.markup import breakable, tag
-from neumann.report.palette import PARTS, WIDTH, style_of, variable
+from neumann.report.palette import HOLLOW, PARTS, WIDTH, style_of, variable
 
 FEW, LETTERS = 6, 120  # arms, and their names together, of a legend that may stay in view
 
@@ -16,9 +16,17 @@ def swatch(place: int, part: str = "mean", *, neutral: bool = False) -> Element:
     colour = "var(--muted)" if neutral else variable(style.colour)
     dashes = " ".join(f"{length * WIDTH:g}" for length in style.dashes) or "none"
     line = f"stroke: {colour}; stroke-width: {WIDTH + 0.4}; stroke-dasharray: {dashes}"
+    if part == HOLLOW:
+        ring = f"fill: none; stroke: {colour}; stroke-width: {WIDTH}"
+        children = [tag("circle", cx="16", cy="5", r="3.4", style=ring)]
+        return _picture(children)
     children = [tag("line", x1="1", x2="31", y1="5", y2="5", style=line)]
     if style.marker:
         children.append(tag("circle", cx="16", cy="5", r="3", style=f"fill: {colour}"))
+    return _picture(children)
+
+
+def _picture(children: list[Element]) -> Element:
     return tag(
         "svg",
         children,

@@ -42,6 +42,7 @@ class Figures:
     sensitivity: Figure | None
     forces: Sequence[Figure]
     recalibration: Figure | None
+    curvature: Sequence[Figure]
 
 
 def page(study: Study, figures: Figures) -> Element:
@@ -52,7 +53,8 @@ def page(study: Study, figures: Figures) -> Element:
         ("sensitivity", "Learning rates", _sensitivity(study, figures.sensitivity)),
         ("curves", "Curves", _curves(study, figures.metrics)),
         ("batchnorm", "BatchNorm", _recalibration(study, figures.recalibration)),
-        ("forces", "Distance and forces", _forces(study, figures.forces)),
+        ("forces", "Distance and forces", _pictures(study, figures.forces)),
+        ("curvature", "Curvature", _pictures(study, figures.curvature)),
         ("settings", "Settings", settings_section(study.arms, study.settings)),
     ]
     present = [(name, title, content) for name, title, content in sections if content]
@@ -266,7 +268,7 @@ def _recalibration(study: Study, figure: Figure | None) -> list[Child]:
     return [legend(arms), note, tag("div", _figure(figure), class_="plots single")]
 
 
-def _forces(study: Study, figures: Sequence[Figure]) -> list[Child]:
+def _pictures(study: Study, figures: Sequence[Figure]) -> list[Child]:
     if not figures:
         return []
     drawn = {curve.label for figure in figures for curve in figure.plot.curves}

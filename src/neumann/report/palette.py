@@ -18,7 +18,8 @@ ARMS = (
 )
 # Drawn with these and replaced by the page's variables: no arm has one of them.
 INK, MUTED, GRID, SHADE = "#1c2430", "#5b6675", "#d9dee6", "#eef1f5"
-ROLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"}
+PAPER = "#ffffff"
+ROLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade", PAPER: "paper"}
 
 Dashes = tuple[float, ...]  # lengths of line and gap in line widths; empty is solid
 DASHES: tuple[Dashes, ...] = ((), (5.0, 2.0), (7.0, 1.8, 1.4, 1.8), (1.4, 1.6))
@@ -31,7 +32,12 @@ PARTS: dict[str, Dashes] = {
     "recalibrated": (3.0, 1.6),
     "repulsive force": (),
     "attractive force": (3.0, 1.6),
+    "probe batch": (),
+    "current batch": (3.0, 1.6),
+    "scheduled": (1.0, 1.4),
+    "not converged": (),
 }
+HOLLOW = "not converged"  # points without a line
 
 
 @dataclass(frozen=True)

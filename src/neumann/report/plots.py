@@ -11,6 +11,7 @@ from neumann.report import wording
 from neumann.report.curves import ArmRuns, Axis, Curve, place_of
 from neumann.report.phases import Phases, phases_of
 
+SEEDS = "Lines are means over the seeds; bands reach from the lowest to the highest seed."
 MARKS_MOST = 60  # resets of an arm that can be told apart
 
 
@@ -55,6 +56,7 @@ class Plot:
     target: float | None = None  # a level to reach
     ticks: tuple[float, ...] = field(default=())  # of the x axis, where they are not any numbers
     points: bool = False  # each point is a measurement of its own
+    bands: str = SEEDS  # what they mean, where there are any
 
 
 def dressed(plot: Plot, arms: Sequence[ArmRuns], axis: Axis) -> Plot:
@@ -75,13 +77,9 @@ def dressed(plot: Plot, arms: Sequence[ArmRuns], axis: Axis) -> Plot:
 
 def guide(plots: Sequence[Plot]) -> str:
     """How to read these plots: what bands, shades and lines mean in them."""
-    bands = any(curve.spread for plot in plots for curve in plot.curves)
+    bands = [plot.bands for plot in plots if any(curve.spread for curve in plot.curves)]
     marks = max((plot.marks for plot in plots), key=len, default=())
-    sentences = []
-    if bands:
-        sentences.append(
-            "Lines are means over the seeds; bands reach from the lowest to the highest seed."
-        )
+    sentences = list(dict.fromkeys(bands))
     if len(marks) == 1:
         whose = wording.listed(marks[0].labels)
         both = marks[0].warmup > 0 and marks[0].resets

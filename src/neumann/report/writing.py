@@ -9,6 +9,7 @@ from pathlib import Path
 
 from neumann.lab.errors import UsageError, missing_package
 from neumann.lab.files import reason, write_aside
+from neumann.report.curvature import curvature_plots
 from neumann.report.curves import AXES
 from neumann.report.forces import force_plots
 from neumann.report.markup import document
@@ -43,6 +44,7 @@ def write_report(folder: Path) -> Path:
         None if sensitivity is None else figure(sensitivity),
         [figure(plot) for plot in force_plots(study)],
         None if recalibration is None else figure(recalibration),
+        [figure(plot) for plot in curvature_plots(study)],
     )
     content = document(page(study, figures))
     path = folder / REPORT
