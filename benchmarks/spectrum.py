@@ -347,15 +347,15 @@ def main() -> None:
     for name in arguments.tools:
         rows.append(measure(name, model, batch, ends, arguments.repeats, arguments.seed))
         print(rows[-1], flush=True)
+        if arguments.output:  # now, lest the next tool take for ever
+            result = {
+                "environment": environment(device, arguments.commit),
+                "settings": {k: str(v) for k, v in vars(arguments).items()},
+                "reference": truth,
+                "rows": [plain(asdict(row)) for row in rows],
+            }
+            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(rows))
-    if arguments.output:
-        result = {
-            "environment": environment(device, arguments.commit),
-            "settings": {k: str(v) for k, v in vars(arguments).items()},
-            "reference": truth,
-            "rows": [plain(asdict(row)) for row in rows],
-        }
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

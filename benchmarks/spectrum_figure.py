@@ -154,7 +154,7 @@ def verdict(points: list[dict[str, Any]]) -> list[str]:
         f"λ_max (middle of {len(points[0]['batches'])} batches) goes from {most[0]:.3g} over "
         f"{most[peak]:.3g} at epoch {points[peak]['epoch']:.1f} to {most[-1]:.3g} at the end.",
         f"λ_min goes from {least[0]:.3g} over {min(least):.3g} to {least[-1]:.3g}; beside λ_max "
-        f"it is {abs(least[0] / most[0]):.0%} at first, {abs(least[-1] / most[-1]):.0%} at the end.",
+        f"it is {-least[0] / most[0]:.0%} at first and {-least[-1] / most[-1]:.0%} at the end.",
         f"{unsettled} of {len(low)} measurements did not reach {SHARE:.0%} of both ends within "
         f"{BUDGET} products.",
     ]

@@ -60,6 +60,8 @@ def _run(words: list[str]) -> int:
         print(f"neumann {neumann.__version__}")
         return 0
     try:
+        import neumann.lab.flags
+        import neumann.lab.progress  # they need what may be missing
         from neumann.lab.compare import CrashedError
         from neumann.lab.errors import UsageError, unknown
         from neumann.lab.files import StorageError

@@ -5,10 +5,12 @@ import json
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
+import neumann
 from neumann.lab import environment as surroundings
 from neumann.lab.records import Records, environment, read_environment
 
@@ -39,6 +41,8 @@ def test_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
     folder = tmp_path / "code"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    # As if the package were installed, without a repository of its own.
+    monkeypatch.setattr(neumann, "__file__", str(tmp_path / "__init__.py"))
     assert environment()["git"] is None
     git(folder, "init")
     assert environment()["git"] is None
@@ -52,6 +56,12 @@ def test_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
     assert environment()["git"] == found
     (folder / "file").write_text("2")
     assert environment()["git"] == {**found, "dirty": True}
+
+
+def test_the_commit_is_that_of_the_code_not_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside = environment(Path(neumann.__file__).parent)["git"]
+    assert environment()["git"] == inside
 
 
 def test_without_git(tmp_path, monkeypatch):

@@ -77,6 +77,16 @@ def test_batchnorm_of_two_processes_is_that_of_ghost_batches(two, tmp_path):
     assert losses(tmp_path / "two") != pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
 
 
+def test_sharding_a_model_with_lists_of_layers_and_shared_weights(two, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question " * 60)
+    changes = {"data": f"text:{text}", "model": "gpt", "context": 32, "batch_size": 16}
+    changes |= {"opt": "sgd", "epochs": 1}
+    two.run(train, IMAGES, tmp_path / "copied", **changes)
+    two.run(train, IMAGES, tmp_path / "sharded", fsdp=True, **changes)
+    assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "copied"), rel=1e-3)
+
+
 def test_sharding_and_batchnorm(two, tmp_path):
     two.run(train, IMAGES, tmp_path / "copied")
     two.run(train, IMAGES, tmp_path / "sharded", fsdp=True)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,3 +209,64 @@ def test_tensorboard_has_the_records(tmp_path):
     assert written == [(line["step"], pytest.approx(line["accuracy"])) for line in lines]
     assert "optimizer/distance" in events.Tags()["scalars"]
     assert "step/lr" in events.Tags()["scalars"]
+
+
+def test_a_run_is_not_written_over_even_without_a_checkpoint(tmp_path, capsys):
+    flags = ["train", "--opt", "sgd", "--epochs", "1", "--output", str(tmp_path / "run")]
+    assert main(flags) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    assert main(flags) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+
+
+def test_a_last_step_too_far_is_a_divergence(tmp_path):
+    """The loss is that before the step, so only the evaluation sees what the last one did."""
+    config = TrainConfig(opt="sgd:lr=1e38", batch_size=1437, epochs=1).resolve()
+    with pytest.raises(Diverged) as caught:
+        Training(config, Process()).run(tmp_path / "run")
+    assert caught.value.step == 1
+    assert caught.value.checkpoint is None
+    assert "diverged" in read_summary(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("batch", "most", "pieces"), [(50, 16, 5), (64, 16, 4), (64, 100, 1)])
+def test_micro_batches_are_derived(batch, most, pieces):
+    config = TrainConfig(opt="sgd", batch_size=batch, micro_batch_size=most).resolve()
+    training = Training(config, Process())
+    assert training._plan(0).micro_batches == pieces
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--opt", "neumann:lr=abc"], "lr must be a number, got abc"),
+        (["--opt", "sgd:lr=1e-4:1e-2:7"], "lr must be a number, got 1e-4:1e-2:7"),
+        (["--opt", "sgd:weight_decay=abc"], "weight_decay must be a number, got abc"),
+        (["--opt", "sgd:fused=true,foreach=true"], "sgd:fused=true,foreach=true"),
+        (["--opt", "neumann:state_dtype=int8"], "state_dtype must be None or a torch dtype"),
+        (["--device", "meta"], "--device must be auto, cpu, cuda or cuda:N"),
+        (["--seed", str(2**80)], "--seed must be from 0 to"),
+        (["--output", ""], "--output must be a folder of its own"),
+        (
+            ["--data", "synthetic:3x8x8,4,64", "--model", "resnet9", "--batch-size", "1"],
+            "BatchNorm in resnet9 needs more than one example",
+        ),
+    ],
+)
+def test_bad_values_are_one_line(flags, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_option_of_the_optimizer_can_be_named(tmp_path):
+    config = TrainConfig(opt="neumann:state_dtype=bfloat16,warmup_epochs=0", epochs=1).resolve()
+    training = Training(config, Process())
+    training.run(tmp_path / "run")
+    states = training.optimizer.state.values()
+    assert all(state["iterate"].dtype == torch.bfloat16 for state in states)

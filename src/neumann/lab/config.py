@@ -9,12 +9,13 @@ import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from neumann.lab.errors import UsageError, unknown
+from neumann.lab.errors import UsageError, missing_package, unknown
 from neumann.lab.optimizers import RECIPES, Arm
 from neumann.lab.schedules import SCHEDULES, Schedule
 
@@ -77,8 +78,8 @@ class Settings:
     """replay a step's forward and backward pass as one CUDA graph; auto is on where it can be"""
     fsdp: bool = False
     """shard the model over the processes (FSDP2) instead of copying it (DDP)"""
-    workers: int = 4
-    """processes that load image folders"""
+    workers: int | None = None
+    """processes that load image folders; by default one a CPU, at most 8"""
     eval_every: int = 1
     """epochs between evaluations; the last epoch is always evaluated"""
     log_every: int = 50
@@ -116,6 +117,10 @@ class Settings:
                 f"--ramp-epochs must be between 0 and --epochs ({self.epochs}), "
                 f"got {self.ramp_epochs:g}"
             )
+        if self.output is not None and self.output == Path():
+            raise UsageError("--output must be a folder of its own, not the working folder")
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise missing_package("tensorboard", "tensorboard", "--tensorboard")
         if self.bn_batch is not None and self.sync_bn:
             raise UsageError("--bn-batch and --sync-bn exclude each other")
         if not 0 <= self.smoothing < 1:
@@ -175,6 +180,8 @@ class TrainConfig(RatedSettings):
         device = _device(self.device)
         on_gpu = device.type == "cuda"
         self.check()
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")
         if self.sync_bn and not on_gpu:
             raise UsageError("--sync-bn needs a GPU: torch synchronises BatchNorm on CUDA alone")
         if self.spectrum_every and self.sync_bn and ranks > 1:
@@ -289,7 +296,7 @@ def from_file(path: Path, kind: type[_Kind]) -> _Kind:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not TOML: {error}") from error
     return from_mapping({key.replace("-", "_"): value for key, value in values.items()}, kind)
 
@@ -317,8 +324,10 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no CUDA device here")
     return device

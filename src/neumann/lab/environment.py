@@ -25,10 +25,15 @@ def environment(folder: Path | None = None) -> dict[str, Any]:
     """Commit, versions and hardware, ready for JSON.
 
     Args:
-        folder: where to look for a git repository; by default the working folder.
+        folder: where to look for a git repository; by default that of this package's code, and
+            where it was installed without one, the working folder.
     """
+    if folder is None:
+        code = Path(neumann.__file__).parent
+        # A virtual environment may lie in somebody else's repository.
+        folder = code if _git(code, "ls-files", "__init__.py") else Path.cwd()
     return {
-        "git": git_state(Path.cwd() if folder is None else folder),
+        "git": git_state(folder),
         "versions": versions(),
         "hardware": hardware(),
     }

@@ -4,6 +4,7 @@ The bare model stays what is evaluated and saved; `Network.trained` is what a st
 shards the bare model itself, so there its whole state is gathered to be saved.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from neumann.lab.batchnorm import normalise_in_groups
+from neumann.lab.batchnorm import has_batchnorm, normalise_in_groups
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.processes import Process
@@ -59,6 +60,11 @@ def network(model: nn.Module, config: TrainConfig, process: Process, at_once: in
         model: on its device, with the same weights in every process.
         at_once: examples that a process takes at once.
     """
+    if at_once == 1 and has_batchnorm(model):
+        raise UsageError(
+            f"BatchNorm in {config.model} needs more than one example at once, and a process "
+            "takes 1"
+        )
     if config.bn_batch is not None:
         if at_once % config.bn_batch:
             raise UsageError(
@@ -73,9 +79,8 @@ def network(model: nn.Module, config: TrainConfig, process: Process, at_once: in
             raise UsageError("--fsdp needs several processes: torchrun --nproc-per-node N -m …")
         from torch.distributed.fsdp import fully_shard
 
-        for child in model.children():
-            if any(True for _ in child.parameters()):
-                fully_shard(child)
+        for part in _parts(model):
+            fully_shard(part)
         fully_shard(model)
         return Network(model, model, sharded=True)
     if process.ranks == 1:
@@ -89,3 +94,21 @@ def network(model: nn.Module, config: TrainConfig, process: Process, at_once: in
         gradient_as_bucket_view=True,
     )
     return Network(model, copied, sharded=False)
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """What is gathered by itself: the layers, but for those that share weights, which the whole
+    model gathers.
+    """
+    found: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # has no forward pass to gather for
+            found += list(child.children())
+        else:
+            found.append(child)
+    owners = Counter(p for part in found for p in part.parameters())
+    return [
+        part
+        for part in found
+        if (own := list(part.parameters())) and all(owners[p] == 1 for p in own)
+    ]

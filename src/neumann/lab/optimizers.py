@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from neumann.lab.errors import UsageError, missing_package, shorten, unknown
 
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 WORDS = {"true": True, "false": False, "none": None}
 DECAY_NORMS = "decay_norms"  # an option of every arm: decay biases and norms too
 
@@ -100,7 +102,7 @@ class Arm:
     def lr(self, default: float | None = None) -> float:
         """The learning rate: the arm's own, else the command's, else the recipe's."""
         own = dict(self.options).get("lr", default)
-        return RECIPES[self.name].lr if own is None else float(own)
+        return RECIPES[self.name].lr if own is None else _number(self, "lr", own)
 
     def __str__(self) -> str:
         listed = ",".join(f"{key}={_spelled(value)}" for key, value in self.options)
@@ -121,7 +123,7 @@ def build(
     constructor = recipe.load()
     options = {**recipe.options, **dict(arm.options), "lr": arm.lr(lr)}
     decay_norms = options.pop(DECAY_NORMS, recipe.decay_norms)
-    decay = float(options.pop("weight_decay", weight_decay))
+    decay = _number(arm, "weight_decay", options.pop("weight_decay", weight_decay))
     if arm.name == "neumann":
         options.setdefault("steps_per_epoch", steps_per_epoch)
     fusable = "fused" in inspect.signature(constructor).parameters and "foreach" not in options
@@ -129,7 +131,7 @@ def build(
         options.setdefault("fused", True)
     try:
         optimizer: Any = constructor(parameter_groups(model, decay, decay_norms), **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{arm}: {shorten(error)}") from error
     if callable(getattr(optimizer, "train", None)):
         optimizer.train()  # schedule-free ones start out neither way
@@ -183,10 +185,18 @@ def _pair(text: str, piece: str) -> tuple[str, Any]:
         raise UsageError(f"{text!r}: {piece!r} should be key=value")
     if value.lower() in WORDS:
         return key, WORDS[value.lower()]
+    if value.removeprefix("torch.") in DTYPES:
+        return key, DTYPES[value.removeprefix("torch.")]
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value  # a word, such as variables=elements
+
+
+def _number(arm: Arm, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{arm}: {key} must be a number, got {value}")
+    return float(value)
 
 
 def _spelled(value: Any) -> str:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -82,7 +82,7 @@ class _Doublings:
     def __call__(self, products: int, low: float, high: float) -> None:
         if products >= self._next:
             text = f"{self._title}  {products} products  λ from {low:.4g} to {high:.4g}"
-            print(text, file=sys.stderr, flush=True)
+            _say(text)
             while self._next <= products:
                 self._next *= 2
 
@@ -142,7 +142,7 @@ class _Ends(Watch):
         )
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        _say(text)
 
 
 def _accuracy(result: Finished) -> str:
@@ -200,7 +200,7 @@ class _Lines:
         text = f"epoch {line['epoch']}/{self._epochs}  train loss {line['train_loss']:.4f}"
         if "accuracy" in line:
             text += f"  accuracy {line['accuracy']:.2f} %"
-        print(f"{text}  {self._meter.rate(line['step'])}", file=sys.stderr, flush=True)
+        _say(f"{text}  {self._meter.rate(line['step'])}")
 
 
 class _Meter:
@@ -214,3 +214,9 @@ class _Meter:
         rate = (step - self._step) / max(now - self._time, 1e-9)
         self._step, self._time = step, now
         return f"{rate:.1f} steps/s"
+
+
+def _say(text: str) -> None:
+    """A line for a log. If nobody reads it any more, the training goes on all the same."""
+    with suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)

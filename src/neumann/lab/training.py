@@ -11,6 +11,7 @@ optimizer's evaluation weights and outside the training clock.
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,7 @@ from neumann.lab.optimizers import Arm, evaluating
 from neumann.lab.optimizers import build as build_optimizer
 from neumann.lab.outcome import Diverged, Summary
 from neumann.lab.processes import Process, Stopping, gathered, led
-from neumann.lab.reading import read_summary
+from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.records import Records
 from neumann.lab.schedules import factor
 from neumann.lab.tensorboard import TensorBoard
@@ -102,7 +103,12 @@ class Training:
         records = Records(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         finished = read_summary(folder)
-        if finished is not None and self.config.resume == "auto":
+        if self.config.resume != "auto" and (finished is not None or read_metrics(folder)):
+            raise UsageError(
+                f"{folder} holds a run already: --resume auto continues it, another --output "
+                "starts a new one"
+            )
+        if finished is not None:
             if "diverged" in finished:
                 raise Diverged(**finished["diverged"])
             return Summary(**finished)
@@ -254,6 +260,8 @@ class Training:
             if target is not None and self._reached is None and score.accuracy >= target:
                 self._reached = self.step
         write(line)
+        if not math.isfinite(line.get("loss", 0.0)):  # the last step was one too far
+            raise self._diverged(self.step, checkpoints)
         self._last = {**self._last, **line}
         every = self.config.checkpoint_every
         if done == self.config.epochs or (every and done % every == 0):
@@ -303,11 +311,6 @@ class Training:
 
     def _resume(self, records: Records, checkpoints: Checkpoints) -> None:
         found = checkpoints.latest()
-        if found is not None and self.config.resume != "auto":
-            raise UsageError(
-                f"{records.folder} holds a run already: --resume auto continues it, another "
-                "--output starts a new one"
-            )
         if found is not None:
             payload = found.payload
             ranks = len(payload["processes"])
@@ -334,9 +337,12 @@ class Training:
     def _check_finite(self, checkpoints: Checkpoints) -> None:
         bad = self._losses.first_bad()
         if bad is not None:
-            found = checkpoints.latest()
-            lr = self._peaks[0] * self._factor(bad - 1)
-            raise Diverged(bad, lr, None if found is None else str(found.path))
+            raise self._diverged(bad, checkpoints)
+
+    def _diverged(self, step: int, checkpoints: Checkpoints) -> Diverged:
+        found = checkpoints.latest()
+        lr = self._peaks[0] * self._factor(step - 1)
+        return Diverged(step, lr, None if found is None else str(found.path))
 
     # ------------------------------------------------------------------ small things
 
@@ -353,11 +359,11 @@ class Training:
 
     def _plan(self, epoch: int, first: int = 0) -> Plan:
         config, process = self.config, self.process
-        share = config.batch_size // process.ranks
-        most = config.micro_batch_size or share
+        share = max(config.batch_size // process.ranks, 1)
+        most = min(config.micro_batch_size or share, share)
         return Plan(
             config.batch_size,
-            micro_batches=max(-(-share // most), 1),
+            micro_batches=next(n for n in range(-(-share // most), share + 1) if share % n == 0),
             seed=config.seed,
             epoch=epoch,
             first=first,
