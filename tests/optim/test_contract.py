@@ -566,7 +566,7 @@ def test_hooks_run():
         ({"foreach": "yes"}, "foreach must be True or False"),
         ({"warmup_epochs": float("nan")}, "warmup_epochs must be"),
         ({"reset_epochs": -3}, "reset_epochs must be .* got -3"),
-        ({"precondition": "spectral"}, "precondition must be None"),
+        ({"precondition": "spectrall"}, "precondition must be None"),
         ({"foreach": True, "differentiable": True}, "exclude each other"),
         ({"foreach": True, "fused": True}, "exclude each other"),
         ({"differentiable": True, "fused": True}, "exclude each other"),

@@ -20,6 +20,7 @@ ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
 # Options that no other optimizer has, and wrappers that put their name before a parameter's.
 OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+PRECONDITIONER = "preconditioner_"  # begins the names of what a preconditioner remembers
 KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
@@ -64,7 +65,8 @@ def check_fits(
         raise ValueError(
             f"the state dict has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
         )
-    foreign = sorted({str(key) for entry in state.values() for key in entry} - set(KEYS))
+    known = {str(key) for entry in state.values() for key in entry}
+    foreign = sorted(k for k in known - set(KEYS) if not k.startswith(PRECONDITIONER))
     if foreign:
         raise ValueError(f"the state dict is of another optimizer: its state holds {foreign}")
     if not all(any(key in saved for key in OPTIONS) for saved in saved_groups):

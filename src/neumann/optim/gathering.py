@@ -5,6 +5,7 @@ anybody looks for gradients that are not finite, the flag is found here; and whe
 spread over processes, these meet here, once a step, to learn r² and whether to skip.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from neumann.optim.checkpoint import DISTANCE, ITERATE, OFFSET, SKIPPED
 from neumann.optim.evaluation import TwoWeights
 from neumann.optim.execution import Implementation, Work
 from neumann.optim.phases import Shared, Timetable
+from neumann.optim.preconditioning import directions, left_to_update
 from neumann.optim.shards import local, local_gradient
 from neumann.optim.state import Gathered, has_forces, zeros
 from neumann.optim.update import nonfinite
@@ -79,7 +81,34 @@ class Gathering(TwoWeights):
         if self._shards is not None:
             iterates = [local(m) for m in iterates]
             offsets = None if offsets is None else [local(offset) for offset in offsets]
-        return Work(group, found.weights, found.gradients, iterates, offsets, momentum)
+        return Work(
+            left_to_update(group), found.weights, found.gradients, iterates, offsets, momentum
+        )
+
+    def _precondition(
+        self, gathered: list[Gathered], skip: Tensor | None
+    ) -> tuple[list[Gathered], Tensor | None]:
+        """Directions in the place of gradients where a group has a P; the gradients' scale is left
+        for the update to divide by where none has.
+        """
+        scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
+        if all(group["precondition"] is None for group in self.param_groups):
+            return gathered, scale
+        return [
+            replace(
+                found,
+                gradients=directions(
+                    found.parameters,
+                    found.weights,
+                    found.gradients,
+                    found.states,
+                    group,
+                    scale,
+                    skip if self._on_device or torch.compiler.is_compiling() else None,
+                ),
+            )
+            for group, found in zip(self.param_groups, gathered, strict=True)
+        ], None
 
     def _overflow(self, gathered: list[Gathered]) -> Tensor | None:
         """Not zero if the step must be skipped; None if nobody looks. Brings r² up to date."""

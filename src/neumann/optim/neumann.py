@@ -18,6 +18,7 @@ from neumann.optim.checkpoint import CLOCK, DISTANCE, OFFSET, SKIPPED
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
 from neumann.optim.execution import Implementation
 from neumann.optim.gathering import Gathering
+from neumann.optim.preconditioners import Preconditioner
 from neumann.optim.shards import local
 from neumann.optim.state import has_forces
 
@@ -63,7 +64,8 @@ class Neumann(Gathering):
             finite. Costs one host synchronisation a step on an accelerator.
         state_dtype: the dtype of m and δ; None is each parameter's own. With torch.bfloat16 the
             state takes half the memory and traffic of float32; it is rounded stochastically.
-        precondition: None in this version.
+        precondition: P, which turns gradients into the directions that the series sums: None (the
+            paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it.
         maximize: maximize the objective instead.
         foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
@@ -97,7 +99,7 @@ class Neumann(Gathering):
         decoupled_weight_decay: bool = False,
         skip_nonfinite: bool = False,
         state_dtype: torch.dtype | None = None,
-        precondition: None = None,
+        precondition: str | Preconditioner | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
@@ -224,10 +226,10 @@ class Neumann(Gathering):
         found_inf = self._overflow(gathered)
         if found_inf is not None and not self._on_device and bool(found_inf):
             return
+        gathered, scale = self._precondition(gathered, found_inf)
         works = self._works(gathered)
         clock, before = self._scalars[CLOCK], self._scalars[DISTANCE]
         after = before if self._shards is None else self._shards.sums
-        scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
         self._execution.step(works, self._shared(), clock, before, after, scale, found_inf)
         self._watch.leave(weights)
 
@@ -241,10 +243,10 @@ class Neumann(Gathering):
         with torch.no_grad():
             gathered = [self._gather(index) for index in range(len(self.param_groups))]
             found_inf = self._overflow(gathered)
+            gathered, scale = self._precondition(gathered, found_inf)
             works = self._works(gathered)
             clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
             self._execution.settle(squared)
-            scale: Tensor | None = getattr(self, "grad_scale", None)
             traced.step(works, self._shared(), clock, squared, scale, found_inf)
         self._watch.leave([])  # versions are not known before the graph has run
         return loss

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neumann.optim.preconditioners import Preconditioner
+
 # One number over all groups: r is global, and so is the clock.
 SHARED = (
     "cubic",
@@ -41,6 +43,7 @@ FLAGS = (
     "fused",
     "training",
 )
+PRECONDITIONERS = ("diagonal", "spectral")
 STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # Options of the optimizer as a whole; a group that names one of them is mistaken.
@@ -151,7 +154,18 @@ def check_group(group: Mapping[str, Any]) -> None:
     known = state_dtype in STATE_DTYPES
     _require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
     precondition = group["precondition"]
-    _require(precondition is None, "precondition", precondition, "None in this version")
+    _require(
+        precondition is None
+        or precondition in PRECONDITIONERS
+        or (not isinstance(precondition, str | type) and isinstance(precondition, Preconditioner)),
+        "precondition",
+        precondition,
+        f"None, one of {', '.join(map(repr, PRECONDITIONERS))} or a Preconditioner",
+    )
+    if precondition is not None and group["differentiable"]:
+        raise ValueError(
+            "differentiable=True records no preconditioner: leave precondition at None"
+        )
     check_implementation(group)
 
 

@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from neumann.optim import checkpoint, traced
-from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, MOMENTUM, OFFSET, SKIPPED
+from neumann.optim import checkpoint, preconditioning, traced
+from neumann.optim.checkpoint import (
+    CLOCK,
+    DISTANCE,
+    ITERATE,
+    MOMENTUM,
+    OFFSET,
+    PRECONDITIONER,
+    SKIPPED,
+)
 from neumann.optim.distance import distance_squared, scalar_dtype
 from neumann.optim.execution import Device, Host, Implementation, choose
 from neumann.optim.phases import Timetable, momentum_at
@@ -71,6 +79,7 @@ class State(Optimizer):
         state[ITERATE] = zeros(p, group)
         if has_forces(group):
             state[OFFSET] = zeros(p, group)
+        state.update(preconditioning.created(p, group))
         return state
 
     def _settle_in(self) -> None:
@@ -201,6 +210,7 @@ class State(Optimizer):
         self._tie()
         self._settle()
         state_dict = super().state_dict()
+        preconditioning.name_in(state_dict["param_groups"])
         if self._shards is not None:
             # This process knows r² of the last step and its own share of the next. NaN says:
             # measure it, whatever the shards are then.
@@ -217,7 +227,8 @@ class State(Optimizer):
 
         def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             checkpoint.check_fits(self.param_groups, self._names(), loaded)
-            return checkpoint.wrap(loaded)
+            groups = preconditioning.adopted(self.param_groups, loaded["param_groups"])
+            return checkpoint.wrap({**loaded, "param_groups": groups})
 
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
         handle = self.register_load_state_dict_pre_hook(prepare)
@@ -246,7 +257,9 @@ class State(Optimizer):
                 if entry is None:
                     continue
                 for key, value in entry.items():
-                    entry[key] = checkpoint.unwrap(value, key, p)
+                    if not key.startswith(PRECONDITIONER):
+                        entry[key] = checkpoint.unwrap(value, key, p)
+                preconditioning.load(entry, p, group)
                 if ITERATE not in entry:
                     entry[ITERATE] = zeros(p, group)
         self._scalars = {}

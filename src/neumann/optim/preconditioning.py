@@ -1,0 +1,179 @@
+"""Where the preconditioner stands in a step: after weight decay, before the one update.
+
+A group whose `precondition` is not None has its gradients turned into directions here: unscaled,
+negated for maximize, with L2 decay at the displaced weights, widened, and through P. The update
+then has nothing of this left to do.
+
+Shards of a tensor of which P needs the whole are gathered; each process computes the whole
+direction and keeps its part. That costs an all-gather of those gradients, and gives every layout
+the directions of one process; orthogonalising rows by themselves would be another P.
+
+A step that is skipped on the device leaves P's state as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neumann.optim.checkpoint import PRECONDITIONER
+from neumann.optim.preconditioners import Diagonal, Preconditioner
+from neumann.optim.shards import as_part_of, is_dtensor, local, placed_like
+from neumann.optim.spectral import Spectral
+from neumann.optim.update import as_real, decayed_gradients, wide_dtype
+
+NAMED: Mapping[str, Preconditioner] = {"diagonal": Diagonal(), "spectral": Spectral()}
+
+
+def preconditioner_of(group: Mapping[str, Any]) -> Preconditioner | None:
+    """The group's P; None is the identity."""
+    chosen = group["precondition"]
+    return NAMED[chosen] if isinstance(chosen, str) else chosen
+
+
+def created(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """P's state of a new parameter, under the names it has in the optimizer's."""
+    preconditioner = preconditioner_of(group)
+    if preconditioner is None:
+        return {}
+    whole = p
+    if is_dtensor(p) and not preconditioner.elementwise(p):
+        whole = local(p).new_empty(1).expand(p.shape)  # its shape, without its memory
+    return {PRECONDITIONER + key: value for key, value in preconditioner.create(whole).items()}
+
+
+def load(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
+    """Put P's share of a loaded state into fresh tensors: what another P has left is dropped."""
+    loaded = {key: state.pop(key) for key in list(state) if key.startswith(PRECONDITIONER)}
+    for key, fresh in created(p, group).items():
+        value = loaded.get(key)
+        if value is not None:
+            tensor = getattr(value, "tensor", value)  # inside checkpoint.Exact
+            local(fresh).copy_(local(placed_like(tensor, fresh)))
+        state[key] = fresh
+
+
+def name_in(groups: Sequence[dict[str, Any]]) -> None:
+    """Write P's name in the place of a P of the user's own: state dicts hold plain values."""
+    for group in groups:
+        if group["precondition"] is not None:
+            group["precondition"] = _name(group["precondition"])
+
+
+def adopted(
+    groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The saved groups with P itself in the place of its name."""
+    result = []
+    for index, (ours, theirs) in enumerate(zip(groups, saved, strict=True)):
+        group, name = dict(theirs), theirs.get("precondition")
+        own = ours["precondition"]
+        if name is not None and own is not None and _name(own) == name:
+            group["precondition"] = own
+        elif name is not None and name not in NAMED:
+            raise ValueError(
+                f"group {index} was saved with the preconditioner {name!r}, and the optimizer has "
+                f"{own!r}: build it with that preconditioner"
+            )
+        result.append(group)
+    return result
+
+
+def _name(chosen: Any) -> str:
+    return chosen if isinstance(chosen, str) else str(chosen.name)
+
+
+def left_to_update(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group's options as the update sees them: without what has been done to the gradients."""
+    if group["precondition"] is None:
+        return group
+    decay = group["weight_decay"] if group["decoupled_weight_decay"] else 0.0
+    return {**group, "weight_decay": decay, "maximize": False}
+
+
+def directions(
+    parameters: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    states: Sequence[dict[str, Any]],
+    group: Mapping[str, Any],
+    grad_scale: Tensor | None,
+    skip: Tensor | None,
+) -> list[Tensor | None]:
+    """P(±g/grad_scale + λw) of every parameter that has a gradient; the lists are aligned.
+
+    Where `skip` is not zero the states stay what they were. A group without P has its gradients
+    divided by the scale, which the update no longer sees.
+    """
+    preconditioner = preconditioner_of(group)
+    if preconditioner is None:
+        if grad_scale is None:
+            return list(gradients)
+        return [None if g is None else g / grad_scale.to(g.device, g.dtype) for g in gradients]
+    decay = 0.0 if group["decoupled_weight_decay"] else group["weight_decay"]
+    found: list[Tensor | None] = [None] * len(gradients)
+    for chosen in _buckets(gradients):
+        wide = [_widened(gradients[i]) for i in chosen]
+        if grad_scale is not None:
+            factor = grad_scale.reshape(()).to(wide[0]).reciprocal()
+            wide = list(torch._foreach_mul(wide, factor))
+        here = [_widened(weights[i]) for i in chosen] if decay else []
+        wide = decayed_gradients(wide, here, decay, group["maximize"])
+        whole = [_whole(wide[k], parameters[i], preconditioner) for k, i in enumerate(chosen)]
+        own = [_own(states[i], parameters[i], group) for i in chosen]
+        before = None if skip is None else [tensor.clone() for s in own for tensor in s.values()]
+        results = preconditioner.apply(whole, own)
+        if skip is not None and before:
+            after = [tensor for s in own for tensor in s.values()]
+            for tensor, old in zip(after, before, strict=True):
+                tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
+        for i, direction in zip(chosen, results, strict=True):
+            found[i] = _part(direction, parameters[i], weights[i], preconditioner)
+    return found
+
+
+def _buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
+    """The gradients there are, by device and dtype of the arithmetic."""
+    buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            key = gradient.device, wide_dtype(as_real(gradient).dtype)
+            buckets.setdefault(key, []).append(index)
+    return list(buckets.values())
+
+
+def _widened(tensor: Any) -> Tensor:
+    real = as_real(tensor.detach())
+    return real.to(wide_dtype(real.dtype))
+
+
+def _whole(gradient: Tensor, p: Tensor, preconditioner: Preconditioner) -> Tensor:
+    if not is_dtensor(p) or preconditioner.elementwise(p):
+        return gradient
+    whole: Tensor = as_part_of(gradient, p).full_tensor()
+    return whole
+
+
+def _part(direction: Tensor, p: Any, w: Tensor, preconditioner: Preconditioner) -> Tensor:
+    """Of a direction what belongs to the weights that this process holds, in their dtype."""
+    if is_dtensor(p) and not preconditioner.elementwise(p):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        everywhere = [Replicate()] * p.device_mesh.ndim
+        spread = DTensor.from_local(direction, p.device_mesh, everywhere, run_check=False)
+        direction = local(spread.redistribute(placements=p.placements))
+    if w.is_complex():
+        direction = torch.view_as_complex(direction)
+    return direction.to(w.dtype)
+
+
+def _own(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """P's share of a parameter's state: the very tensors, made now if P was chosen only now."""
+    if not any(key.startswith(PRECONDITIONER) for key in state):
+        state.update(created(p, group))
+    return {
+        key.removeprefix(PRECONDITIONER): as_real(local(value))
+        for key, value in state.items()
+        if key.startswith(PRECONDITIONER)
+    }

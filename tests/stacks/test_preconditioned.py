@@ -1,0 +1,51 @@
+"""Preconditioned steps of sharded and copied parameters are those of one process."""
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from problem import STEPS, furthest, outcome, train
+from problem import trained as trained_alone
+from sharding import FLAT, needs_fsdp, own_share, sharded
+
+pytestmark = needs_fsdp
+NAMES = ["diagonal", "spectral"]
+
+
+def trained(name, foreach):
+    model, optimizer = sharded(FLAT, torch.float64, precondition=name, foreach=foreach)
+    train(model, optimizer, range(STEPS), own_share)
+    return outcome(optimizer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("foreach", [True, None])
+def test_two_ranks_are_one(two, name, foreach):
+    """Newton–Schulz works in float32, whose rounding depends on nothing but the whole matrix."""
+    alone = outcome(trained_alone(precondition=name, foreach=foreach))
+    for ours in two.run(trained, name, foreach):
+        assert furthest(ours, alone) < (1e-10 if name == "diagonal" else 1e-4)
+
+
+def resumed(name):
+    options = StateDictOptions(full_state_dict=True)
+    model, optimizer = sharded(FLAT, torch.float64, precondition=name)
+    train(model, optimizer, range(6), own_share)
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    again, other = sharded(FLAT, torch.float64, precondition=name)
+    for p, q in zip(again.parameters(), model.parameters(), strict=True):
+        p.data.copy_(q.data)
+    set_optimizer_state_dict(again, other, saved, options=options)
+    train(model, optimizer, range(6, STEPS), own_share)
+    train(again, other, range(6, STEPS), own_share)
+    return outcome(optimizer), outcome(other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_state_dict_goes_back_into_shards(two, name):
+    for ours, theirs in two.run(resumed, name):
+        assert furthest(ours, theirs) == 0
