@@ -123,6 +123,7 @@ def _compare(words: list[str]) -> None:
     from neumann.lab import config as configs
     from neumann.lab.flags import parsed
 
+    _alone("compare")
     config = parsed(configs.CompareConfig, words, "compare")
     _show_comparison(config, config.output or configs.fresh_folder(config))
 
@@ -133,9 +134,22 @@ def _demo(words: list[str]) -> None:
     from neumann.lab.demo import DemoConfig
     from neumann.lab.flags import parsed
 
+    _alone("demo")
     demo = parsed(DemoConfig, words, "demo")
     torch.set_num_threads(1)
     _show_comparison(demo.comparison(), demo.folder())
+
+
+def _alone(command: str) -> None:
+    """Refuse torchrun for what has its own way to train side by side."""
+    from neumann.lab.errors import UsageError
+    from neumann.lab.processes import expected_ranks
+
+    if expected_ranks() > 1:
+        raise UsageError(
+            f"neumann {command} is one process: start it without torchrun; --jobs trains side by "
+            "side"
+        )
 
 
 def _show_comparison(config: "CompareConfig", folder: Path) -> None:
@@ -145,7 +159,7 @@ def _show_comparison(config: "CompareConfig", folder: Path) -> None:
 
     with watched(config.epochs) as watch:
         comparison = compare(config, folder, watch)
-    print_table(table(comparison), comparison.verdicts())
+    print_table(table(comparison), [*comparison.verdicts(), *comparison.notes()])
     _print_places(folder)
 
 
@@ -156,6 +170,7 @@ def _sweep(words: list[str]) -> None:
     from neumann.lab.progress import watched
     from neumann.lab.tables import print_table, search_notes, search_table, table
 
+    _alone("sweep")
     config = parsed(configs.SweepConfig, words, "sweep")
     folder = config.output or configs.fresh_folder(config)
     with watched(config.search_epochs or config.epochs, "search") as watch:
@@ -163,7 +178,7 @@ def _sweep(words: list[str]) -> None:
     print_table(search_table(found), [*search_notes(found), ""])
     with watched(config.epochs, "final") as watch:
         comparison = sweep.final(config, folder, found, watch)
-    print_table(table(comparison), comparison.verdicts())
+    print_table(table(comparison), [*comparison.verdicts(), *comparison.notes()])
     _print_places(folder)
 
 

@@ -1,6 +1,7 @@
 """Comparisons: paired, resumable, and honest about what diverged."""
 
 import io
+import json
 import os
 import pickle
 import re
@@ -16,10 +17,11 @@ from rich.console import Console
 
 from neumann.cli import main
 from neumann.lab import compare as comparing
+from neumann.lab import locks
 from neumann.lab.checkpoints import Checkpoints
 from neumann.lab.compare import Watch, compare
 from neumann.lab.comparison import read, run_folder
-from neumann.lab.config import CompareConfig
+from neumann.lab.config import CompareConfig, SweepConfig, fresh_folder
 from neumann.lab.errors import UsageError
 from neumann.lab.progress import _Ends
 from neumann.lab.reading import read_metrics
@@ -145,6 +147,11 @@ def test_side_by_side_is_the_same(tmp_path, finished):
         ({"model": "mlpp"}, "unknown model 'mlpp'; the nearest: mlp"),
         ({"arms": ("sgd", "adamw:betas=3")}, "adamw:betas=3"),
         ({"batch_size": 10_000, "jobs": 2}, "larger than the training set"),
+        (
+            {"arms": ("adam:betas=(0.9,0.99)", "adam:betas=[0.9,0.99]")},
+            r"'adam:betas=\(0.9,0.99\)' and 'adam:betas=\[0.9,0.99\]' would share the folder",
+        ),
+        ({"arms": (f"sgd:momentum=0.{9:0300}",)}, "sgd:momentum=0.000.*… is too long"),
     ],
 )
 def test_bad_comparisons_are_refused_before_anything_is_trained(settings, message, tmp_path):
@@ -196,6 +203,108 @@ def test_seeds_and_arms_can_be_added_but_settings_not_changed(tmp_path):
     with pytest.raises(UsageError, match="other settings: epochs is 1 there, 2 here"):
         compare(CompareConfig(arms=("sgd",), seeds=1, epochs=2), tmp_path)
     assert len(read(tmp_path).rows) == 2
+
+
+def change_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_training_with_other_settings_is_refused_finished_or_not(tmp_path):
+    """As where "auto" was something else on the machine that trained it."""
+    compare(CompareConfig(arms=("sgd",), seeds=1, epochs=1), tmp_path)
+    run = run_folder(tmp_path, "sgd", 0)
+    change_json(run / "config.json", lambda content: content["config"].update(amp="bf16"))
+    before = (tmp_path / "comparison.json").read_bytes()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"seed-0 holds .*: amp is 'bf16' there, 'off' here"):
+            compare(CompareConfig(arms=("sgd", "adamw"), seeds=1, epochs=1), tmp_path)
+        (run / "summary.json").unlink(missing_ok=True)
+    assert (tmp_path / "comparison.json").read_bytes() == before
+    assert not run_folder(tmp_path, "adamw", 0).exists()
+
+
+def test_a_comparison_that_is_older_than_a_setting_goes_on(tmp_path):
+    config = CompareConfig(arms=("sgd",), seeds=1, epochs=1)
+    compare(config, tmp_path)
+    for file, part in (
+        (tmp_path / "comparison.json", "settings"),
+        (run_folder(tmp_path, "sgd", 0) / "config.json", "config"),
+    ):
+        change_json(file, lambda content, part=part: content[part].pop("cuda_graph"))
+        change_json(file, lambda content, part=part: content[part].pop("spectrum_every"))
+    with pytest.raises(UsageError, match="spectrum_every is not set there, 9 here"):
+        compare(CompareConfig(arms=("sgd",), seeds=1, epochs=1, spectrum_every=9), tmp_path)
+    ends = Ends()
+    compare(config, tmp_path, ends)
+    assert (ends.there, ends.keys) == (1, [])
+
+
+def test_the_folder_is_for_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    config = CompareConfig(arms=("sgd",), seeds=1, epochs=1)
+
+    class Meanwhile(Watch):
+        def line(self, arm, seed, line):
+            with pytest.raises(UsageError, match=f"{tmp_path} is in use by another process"):
+                compare(config, tmp_path)
+
+    compare(config, tmp_path, Meanwhile())
+    compare(config, tmp_path)
+    assert not (tmp_path / locks.LOCK).exists()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_notes_about_what_the_table_cannot_say(tmp_path, capsys):
+    words = ["compare", "--epochs", "1", "--output", str(tmp_path)]
+    assert main([*words, "--arms", "neumann", "sgd", "adamw", "--seeds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    warmup = "neumann: all 22 steps were its SGD warm-up; the Neumann iteration never began"
+    assert lines[-4:-2] == [warmup, "p values are not corrected for multiple comparisons"]
+    assert main([*words, "--arms", "sgd", "adamw", "--seeds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"\n4 finished trainings in {tmp_path} are not shown\n" in printed
+    assert "never began" not in printed
+    assert "not corrected" not in printed
+    assert main([*words, "--arms", "neumann", "sgd", "adamw", "--seeds", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "6/6  finished before\n"
+    assert "not shown" not in printed.out
+
+
+def test_after_its_warm_up_neumann_is_itself(finished):
+    _, comparison, _ = finished
+    assert comparison.rows[0].warmup is None
+    assert comparison.limits() == []
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "demo"])
+def test_torchrun_is_refused(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([command, "--output", str(tmp_path / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"neumann: neumann {command} is one process")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("arms", ['"neumann"', "3", "[3]"])
+def test_arms_in_a_file_are_a_list(arms, tmp_path, capsys):
+    file = tmp_path / "c.toml"
+    file.write_text(f"arms = {arms}")
+    assert main(["compare", "--config", str(file), "--output", str(tmp_path / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert 'arms must be a list, as in ["neumann", "sgd"]; got ' in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_long_path_does_not_make_a_name_too_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = fresh_folder(SweepConfig(data=f"folder:{'/ä' * 300}"))
+    folder.mkdir(parents=True)
+    assert folder.name.endswith("-mlp-sweep-1")
 
 
 def test_an_unfinished_comparison_can_be_read(tmp_path):
@@ -299,12 +408,53 @@ def test_a_worker_that_is_killed_is_an_error_and_the_others_save(tmp_path):
     assert any(Checkpoints(file).latest() for file in folder.glob("*/seed-0/checkpoints"))
 
 
-def test_workers_do_not_outlive_their_parent(tmp_path):
-    process = begin(tmp_path / "x")
+def test_killed_with_its_workers_at_work_the_same_command_goes_on_at_once(tmp_path):
+    process = begin(tmp_path)
     workers = workers_of(process)
     process.kill()
     process.communicate(timeout=60)
-    wait_until(lambda: not any(map(is_running, workers)))
+    with pytest.raises(Stop):
+        compare(LONG, tmp_path, StopAtLine())
+    assert not any(map(is_running, workers))
+    for arm in LONG.arms:
+        lines = [(m["step"], m["kind"]) for m in read_metrics(run_folder(tmp_path, arm, 0))]
+        assert len(lines) == len(set(lines))
+
+
+PARENT = """
+import time
+from pathlib import Path
+from neumann.lab import compare
+from neumann.lab.config import CompareConfig
+
+def train(*arguments):  # says nothing for a long time
+    Path("at-work").touch()
+    time.sleep(600)
+
+compare.train = train  # in the worker, too, which imports this file
+
+if __name__ == "__main__":
+    worker = compare._Worker(1)
+    worker.start(("sgd", 0), CompareConfig(device="cpu").run("sgd", 0, Path("x")))
+    time.sleep(600)
+"""
+
+
+def test_a_worker_ends_with_its_parent_even_if_it_has_nothing_to_say(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, "parent.py"], cwd=tmp_path)
+    wait_until((tmp_path / "at-work").exists, parent)
+    (worker,) = workers_of(parent)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 5
+    try:
+        while is_running(worker):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        if is_running(worker):
+            os.kill(worker, signal.SIGKILL)
 
 
 class Pipe:

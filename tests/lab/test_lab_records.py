@@ -7,12 +7,15 @@ import os
 import random
 import select
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import torch
 
+from neumann.lab import compare, locks
+from neumann.lab.config import CompareConfig, TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.records import (
     Records,
@@ -92,6 +95,34 @@ def test_a_config_with_nan_is_the_same_as_itself(tmp_path):
     assert read_config(tmp_path)["bound"] == -math.inf
 
 
+SETTINGS = TrainConfig(opt="sgd", device="cpu").resolve().as_dict()
+
+
+@pytest.mark.parametrize(
+    ("younger", "here", "difference"),
+    [
+        ("spectrum_every", 0, None),
+        ("cuda_graph", "off", None),  # what "auto" is on a CPU
+        ("lr", 0.2, None),  # what None is for SGD
+        ("spectrum_every", 5, "spectrum_every is not set there, 5 here"),
+        ("cuda_graph", "on", "cuda_graph is not set there, 'on' here"),
+        ("lr", 0.3, "lr is not set there, 0.3 here"),
+    ],
+)
+def test_a_setting_that_is_younger_than_the_run_was_at_its_default(
+    younger, here, difference, tmp_path
+):
+    before = {key: value for key, value in SETTINGS.items() if key != younger}
+    Records.create(tmp_path, before).close()
+    now = {**SETTINGS, younger: here}
+    if difference is None:
+        with Records.create(tmp_path, now) as records:
+            assert records.continued
+        return
+    with pytest.raises(UsageError, match=difference):
+        Records.create(tmp_path, now)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
@@ -138,6 +169,7 @@ def test_rewind_drops_what_came_after_the_step(tmp_path):
     assert read_metrics(tmp_path)[-1] == {"kind": "step", "step": 4}
     records.rewind(0)
     assert read_metrics(tmp_path) == [{"kind": "start"}]
+    records.close()
     assert sorted(os.listdir(tmp_path)) == ["config.json", "metrics.jsonl"]
 
 
@@ -236,9 +268,104 @@ def test_a_full_disk_leaves_the_lines_that_were_there(code, tmp_path, monkeypatc
         patch.setattr(os, "write", refuse)
         with pytest.raises(RecordsError, match=r"cannot write .*metrics.jsonl: .*free some space"):
             records.append(kind="step", step=2)
-        with pytest.raises(RecordsError, match=r"cannot write .*summary.json: .*free some space"):
+        with pytest.raises(RecordsError, match=r"cannot write .*summary.json: .*--resume auto"):
             records.finish({})
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"kind": "step", "step": 1}\n'
     assert not is_finished(tmp_path)
     records.append(kind="step", step=2)
     assert steps(tmp_path) == [1, 2]
+
+
+# ---------------------------------------------------------------------- one process at a time
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_folder_is_for_one_writer_until_it_closes(tmp_path):
+    records = Records.create(tmp_path, CONFIG)
+    with pytest.raises(UsageError, match=r"is in use by another process") as caught:
+        Records.create(tmp_path, CONFIG)
+    assert str(tmp_path) in str(caught.value)
+    records.finish({})
+    assert Records.create(tmp_path, CONFIG).continued
+    records.append(kind="step", step=1)  # takes it again
+    with pytest.raises(UsageError, match="in use"):
+        Records(tmp_path).rewind(0)
+    records.close()
+    Records(tmp_path).rewind(0)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "metrics.jsonl"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_training_has_its_folder_to_itself(tmp_path):
+    run = CompareConfig(arms=("sgd",), epochs=1).run("sgd", 0, tmp_path)
+
+    class Stop(Exception):
+        pass
+
+    def observe(line):
+        with pytest.raises(UsageError, match="in use by another process"):
+            compare.train(run)
+        raise Stop
+
+    with pytest.raises(Stop) as caught:
+        compare.train(run, observe=observe)
+    assert not (tmp_path / locks.LOCK).exists()
+    compare.train(run)  # also while somebody still looks at what went wrong
+    found = steps(tmp_path)
+    assert found == sorted(found)
+    assert len(found) == len({(line["kind"], line["step"]) for line in read_metrics(tmp_path)})
+    assert caught.value is not None
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_who_was_killed_holds_nothing_and_neither_do_its_forks(tmp_path):
+    """As workers of a data loader are, which notice late that they are alone."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            records = Records.create(tmp_path, CONFIG)
+            grandchild = os.fork()
+            if grandchild == 0:
+                time.sleep(60)
+            os.write(writing, str(grandchild).encode())
+            records.append(kind="step", step=1)
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    grandchild = int(os.read(reading, 20))
+    os.close(reading)
+    try:
+        with pytest.raises(UsageError, match="in use"):
+            Records.create(tmp_path, CONFIG)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert (tmp_path / locks.LOCK).exists()  # which says nothing
+        assert Records.create(tmp_path, CONFIG).continued
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_moment_is_waited_for_who_is_about_to_end(tmp_path):
+    claim = locks.Claim(tmp_path)
+    timer = threading.Timer(0.2, claim.release)
+    timer.start()
+    Records.create(tmp_path, CONFIG).close()
+    timer.join()
+
+
+def test_who_cannot_write_needs_no_lock(tmp_path, monkeypatch):
+    Records.create(tmp_path, CONFIG).close()
+
+    def refuse(path, *arguments):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert Records.create(tmp_path, CONFIG).continued

@@ -6,13 +6,15 @@ import math
 import pytest
 
 from neumann.cli import main
-from neumann.lab.compare import Watch
+from neumann.lab import locks
+from neumann.lab.compare import Watch, claimed
 from neumann.lab.comparison import run_folder
 from neumann.lab.config import SweepConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.reading import read_config, read_object
 from neumann.lab.statistics import Interval
 from neumann.lab.sweep import best, final, search, sweep_grid
+from neumann.lab.tables import search_notes
 
 SMALL = SweepConfig(
     arms=("sgd", "adamw:lr=1e-3:4e-3:3"), lr="0.1:1e30:3", epochs=2, search_epochs=1, seeds=2
@@ -144,6 +146,34 @@ def test_another_sweep_in_the_folder_is_refused(finished, changes, difference):
     with pytest.raises(UsageError, match="holds another sweep: .*" + difference):
         search(other, folder)
     assert (folder / "sweep.json").read_bytes() == before
+
+
+def test_a_sweep_that_is_older_than_a_setting_goes_on(finished, monkeypatch):
+    folder, found, _ = finished
+    monkeypatch.setattr("neumann.lab.compare.train", None)  # would be called otherwise
+    content = json.loads((folder / "sweep.json").read_text())
+    del content["config"]["cuda_graph"]
+    (folder / "sweep.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="cuda_graph is not set there, 'off' here"):
+        search(SweepConfig(**{**SMALL.as_dict(), "cuda_graph": "off"}), folder)
+    assert search(SMALL, folder) == found
+
+
+def test_the_folder_is_for_one_process_at_a_time(finished, monkeypatch):
+    folder, found, _ = finished
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    with claimed(folder):
+        for call in (lambda: search(SMALL, folder), lambda: final(SMALL, folder, found)):
+            with pytest.raises(UsageError, match=f"{folder} is in use by another process"):
+                call()
+    assert search(SMALL, folder) == found
+
+
+def test_a_search_that_only_warmed_up_says_so(tmp_path):
+    config = SweepConfig(arms=("neumann",), lr="0.1:0.2:2", epochs=1)
+    notes = search_notes(search(config, tmp_path))
+    assert notes[-1].startswith("neumann: all 20 steps were its SGD warm-up; ")
+    assert notes[-1].endswith(" never began in the search")
 
 
 def test_an_interrupted_search_has_no_winners_yet_and_goes_on(tmp_path):

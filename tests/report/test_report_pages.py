@@ -244,6 +244,22 @@ def test_sensitivity_marks_choice_and_divergence(tmp_path):
     assert [part for part in parts if part] == ["spread", "mean", "diverged", "chosen"]
 
 
+def test_a_single_learning_rate_beside_one_that_diverged_draws_without_a_warning(tmp_path):
+    """pytest makes errors of warnings."""
+    arms = {"sgd:lr=0.1": {}, "sgd:lr=1e30": {"diverged": 3}}
+    plot = sensitivity_plot(read_study(fake_comparison(tmp_path, arms, 2)).sensitivities, False)
+    assert [curve.x for curve in plot.curves] == [(0.1,)]
+    drawing.draw(plot)
+
+
+def test_several_tests_are_said_not_to_be_corrected(tmp_path, quick):
+    note = "The p values are not corrected for multiple comparisons."
+    arms = {"neumann": {}, "sgd": {}, "adam": {}}
+    assert note in read_page(write_report(fake_comparison(tmp_path / "a", arms))).text
+    del arms["adam"]
+    assert note not in read_page(write_report(fake_comparison(tmp_path / "b", arms))).text
+
+
 def test_twelve_arms_look_different():
     assert len({style_of(place) for place in range(12)}) == 12
     assert len({style_of(place) for place in range(60)}) == 60

@@ -67,6 +67,25 @@ def test_verdict_of_a_comparison(tmp_path):
     assert found.warnings == ()
 
 
+NEVER_BEGAN = "all 60 steps were its SGD warm-up; the Neumann iteration never began."
+
+
+def test_a_warm_up_as_long_as_the_training_is_said(tmp_path):
+    arms = {"neumann:lr=0.1": {}, "neumann:warmup_epochs=1": {}, "sgd": {}}
+    found = said(fake_comparison(tmp_path / "a", arms, epochs=3))
+    assert found.warnings == (f"neumann:lr=0.1: {NEVER_BEGAN}",)
+    assert said(fake_run(tmp_path / "b", "neumann", epochs=3)).warnings == (
+        f"neumann: {NEVER_BEGAN}",
+    )
+    assert said(fake_run(tmp_path / "c", "neumann", epochs=6)).warnings == ()
+
+
+def test_trainings_that_are_not_shown_are_counted(tmp_path):
+    folder = fake_comparison(tmp_path, {"sgd": {}, "adam": {"ended": 2}})
+    fake_comparison(folder, {"adamw": {}}, 1)
+    assert said(folder).warnings == (f"3 finished trainings in {tmp_path} are not shown.",)
+
+
 def test_missing_trainings_are_counted_first(tmp_path):
     folder = fake_comparison(tmp_path, {"neumann": {}, "sgd": {"only": 1}, "adam": {"ended": 2}})
     assert said(folder).warnings[0].startswith("Unfinished: 5 of 9 trainings have not ended.")
@@ -97,6 +116,8 @@ def test_a_sweep(tmp_path):
     assert found.findings[0].endswith("0.4 for neumann and 0.004 for adamw.")
     assert found.findings[1].startswith("neumann:lr=0.4 is ahead of adamw:lr=0.004")
     assert found.warnings == (
+        "neumann: all 40 steps were its SGD warm-up; the Neumann iteration never began in the "
+        "search.",
         "The best learning rate of adamw, 0.004, is the highest tried: it is not bracketed, and a "
         "higher one may be better.",
     )

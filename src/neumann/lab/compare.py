@@ -2,21 +2,24 @@
 
 A seed gives every arm the same initial weights, data order and augmentation, so the arms are
 compared pair by pair. Each training has a folder of its own; one that is finished is never
-repeated, one that was interrupted goes on. Seeds and arms may be added to a comparison later;
-whatever else all its trainings share stays as it was.
+repeated, one that was interrupted goes on. Seeds and arms may be added to a comparison later, or
+left out (see comparison); whatever else all its trainings share stays as it was, also what
+"automatic" means: a training that was begun with other settings is refused.
 
 One job trains in this process; more of them each keep a process, which takes one training after
-the other, so data are opened and models compiled once a process. Stopped by a signal, trainings
-under way save themselves and ComparisonInterrupted is raised. UsageError before anything is written
-for what no training could use; CrashedError where a process died, with what is finished kept.
+the other, so data are opened and models compiled once a process. Such a process ends as soon as
+its parent has. Stopped by a signal, trainings under way save themselves and ComparisonInterrupted
+is raised. UsageError before anything is written for what no training could use, and for a folder
+that another process uses; CrashedError where a process died, with what is finished kept.
 """
 
 import contextlib
 import os
 import signal
+import threading
 from collections import deque
 from functools import partial
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,14 @@ from neumann.lab.comparison import (
     Finished,
     finished,
     read,
+    refuse_another,
     run_folder,
     write_down,
 )
-from neumann.lab.config import CompareConfig, TrainConfig
+from neumann.lab.config import KEEPING, CompareConfig, TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.errors import UsageError
-from neumann.lab.files import StorageError
+from neumann.lab.files import StorageError, reason
 from neumann.lab.interruption import (
     ComparisonInterrupted,
     Interrupted,
@@ -42,10 +46,12 @@ from neumann.lab.interruption import (
     number_of,
     terminable,
 )
+from neumann.lab.locks import Claim
 from neumann.lab.opening import open_dataset
 from neumann.lab.outcome import Diverged
 from neumann.lab.processes import Process
-from neumann.lab.reading import is_finished
+from neumann.lab.reading import CONFIG, is_finished
+from neumann.lab.records import refuse_another as refuse_another_run
 from neumann.lab.training import Observer, Training
 
 LOOK = 0.2  # seconds between two looks whether a signal has come
@@ -74,10 +80,20 @@ class Watch:
 
 def compare(config: CompareConfig, folder: Path, watch: Watch | None = None) -> Comparison:
     """Train what is not trained yet, and compare."""
-    watch = watch or Watch()
     dataset = tried(config, folder)
-    write_down(config, folder)
+    with claimed(folder):
+        return _compare(config, folder, dataset, watch or Watch())
+
+
+def _compare(
+    config: CompareConfig, folder: Path, dataset: Dataset | None, watch: Watch
+) -> Comparison:
     runs = _runs(config, folder)
+    refuse_another(config, folder)
+    for run in runs.values():
+        if (_output(run) / CONFIG).exists():
+            refuse_another_run(_output(run), _settings(run))
+    write_down(config, folder)
     waiting = {key: run for key, run in runs.items() if not is_finished(_output(run))}
     watch.began(len(runs) - len(waiting), len(runs))
     number: int | None = None
@@ -95,6 +111,15 @@ def compare(config: CompareConfig, folder: Path, watch: Watch | None = None) -> 
         ended = sum(is_finished(_output(run)) for run in runs.values())
         raise ComparisonInterrupted(number, ended, len(runs), folder)
     return read(folder)
+
+
+def claimed(folder: Path) -> Claim:
+    """The folder of a comparison or a sweep for this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Claim(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {reason(error)}") from error
 
 
 def tried(config: CompareConfig, folder: Path) -> Dataset | None:
@@ -248,6 +273,7 @@ def _threads(workers: int) -> int | None:
 def _work(pipe: Connection, threads: int | None) -> None:
     """In a process of its own: train what comes through the pipe, say every line and the end."""
     os.setsid()  # signals to its parent's group, as a shell sends them, are its parent's to handle
+    _end_with_parent()
     if threads is not None:
         torch.set_num_threads(threads)
     dataset: Dataset | None = None
@@ -263,6 +289,19 @@ def _work(pipe: Connection, threads: int | None) -> None:
             except Interrupted as stopped:
                 word = stopped.number
             pipe.send(word)
+
+
+def _end_with_parent() -> None:
+    """Have this process die when its parent has, whatever it does then: its records can bear it."""
+    parent = parent_process()
+    if parent is None:  # it is no worker
+        return
+
+    def wait_for_it() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_it, name="end with parent", daemon=True).start()
 
 
 def _death(code: int | None) -> str:
@@ -289,3 +328,8 @@ def _runs(config: CompareConfig, folder: Path) -> Runs:
 def _output(run: TrainConfig) -> Path:
     assert run.output is not None
     return run.output
+
+
+def _settings(run: TrainConfig) -> dict[str, Any]:
+    """As its records have them."""
+    return {key: value for key, value in run.as_dict().items() if key not in KEEPING}

@@ -4,21 +4,33 @@ comparison.json      the arms, the number of seeds, the target, and the settings
 ARM/seed-N/          the records of one training (see records)
 
 A comparison may be read at any moment: trainings that have not finished are missing from the rows.
-One that diverged is a result: it is counted, named and left out of the means. UsageError where a
-folder holds something else, or a comparison with other settings; nothing is written over.
+One that diverged is a result: it is counted, named and left out of the means. It has the arms and
+seeds that were asked for last: trainings of others stay in the folder, are counted among what the
+notes say, and are there when they are asked for again. UsageError where a folder holds something
+else, or a comparison with other settings; nothing is written over.
 """
 
+import contextlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from neumann.lab import plain_json
 from neumann.lab.config import KEEPING, CompareConfig, RatedSettings, plain_name
+from neumann.lab.defaults import completed
 from neumann.lab.differences import difference_of
 from neumann.lab.errors import UsageError
 from neumann.lab.files import reason, write_aside
-from neumann.lab.reading import CONFIG, read_object, read_summary
+from neumann.lab.reading import (
+    CONFIG,
+    SUMMARY,
+    RecordsError,
+    read_metrics,
+    read_object,
+    read_summary,
+)
 from neumann.lab.statistics import (
     Difference,
     Interval,
@@ -27,8 +39,10 @@ from neumann.lab.statistics import (
     paired_difference,
     verdict,
 )
+from neumann.optim.phases import Phase
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
+UNCORRECTED = "p values are not corrected for multiple comparisons"
 
 
 @dataclass(frozen=True)
@@ -51,15 +65,18 @@ class Row:
     accuracy: Interval  # %
     difference: Difference | None  # points, first arm minus this one; None for the first
     seconds: float | None  # of training, mean over seeds
+    warmup: int | None  # steps of a training, where all of them were a Neumann arm's warm-up
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The outcome so far; the first row is the arm that the others are held against."""
 
+    folder: Path
     rows: tuple[Row, ...]
     seeds: int  # wanted of each arm
     target: float | None  # %
+    hidden: int  # trainings that have ended, of arms and seeds that are not wanted now
 
     @property
     def missing(self) -> int:
@@ -75,6 +92,24 @@ class Comparison:
             if row.difference is not None
         ]
 
+    @property
+    def tests(self) -> int:
+        """How many p values there are."""
+        differences = [row.difference for row in self.rows if row.difference is not None]
+        return sum(difference.p is not None for difference in differences)
+
+    def limits(self) -> list[str]:
+        """Sentences about what the rows do not show."""
+        said = [warmup_note(row.arm, row.warmup) for row in self.rows if row.warmup is not None]
+        if self.hidden:
+            things, verb = ("training", "is") if self.hidden == 1 else ("trainings", "are")
+            said.append(f"{self.hidden} finished {things} in {self.folder} {verb} not shown")
+        return said
+
+    def notes(self) -> list[str]:
+        """What to keep in mind about the verdicts, a sentence each."""
+        return [*self.limits(), *([UNCORRECTED] if self.tests > 1 else [])]
+
 
 def is_comparison(folder: Path) -> bool:
     """Whether a comparison was begun here."""
@@ -86,26 +121,37 @@ def run_folder(folder: Path, arm: str, seed: int) -> Path:
     return Path(folder) / plain_name(arm) / f"seed-{seed}"
 
 
-def write_down(config: CompareConfig, folder: Path) -> None:
-    """Begin a comparison in a folder, or go on with one whose trainings share the settings."""
-    names = {field.name for field in fields(RatedSettings)} - set(KEEPING)
-    settings = {key: value for key, value in config.as_dict().items() if key in names}
+def refuse_another(config: CompareConfig, folder: Path) -> None:
+    """Refuse a folder with something else, or a comparison whose trainings share other settings."""
     refuse_others(folder, COMPARISON)
-    if is_comparison(folder):
-        there = read_object(folder / COMPARISON).get("settings")
-        difference = difference_of(plain_json.encode(there), plain_json.encode(settings))
-        if difference:
-            raise UsageError(
-                f"{folder} holds a comparison with other settings: {difference}; choose another "
-                "folder, or remove this one"
-            )
+    if not is_comparison(folder):
+        return
+    there, here = read_object(folder / COMPARISON).get("settings"), _settings(config)
+    if isinstance(there, dict):
+        there = completed(there, here, RatedSettings().as_dict())
+    difference = difference_of(plain_json.encode(there), plain_json.encode(here))
+    if difference:
+        raise UsageError(
+            f"{folder} holds a comparison with other settings: {difference}; choose another "
+            "folder, or remove this one"
+        )
+
+
+def write_down(config: CompareConfig, folder: Path) -> None:
+    """Begin a comparison in a folder, or go on with the one there."""
     content = {
         "arms": config.arms,
         "seeds": config.seeds,
         "target": config.target,
-        "settings": settings,
+        "settings": _settings(config),
     }
     write_object(folder / COMPARISON, content)
+
+
+def _settings(config: CompareConfig) -> dict[str, Any]:
+    """What all its trainings share."""
+    names = {field.name for field in fields(RatedSettings)} - set(KEEPING)
+    return {key: value for key, value in config.as_dict().items() if key in names}
 
 
 def refuse_others(folder: Path, kept: str) -> None:
@@ -126,7 +172,8 @@ def write_object(path: Path, content: dict[str, Any]) -> None:
 
 def read(folder: Path) -> Comparison:
     """The comparison as its finished trainings have it."""
-    content = read_object(Path(folder) / COMPARISON)
+    folder = Path(folder)
+    content = read_object(folder / COMPARISON)
     seeds, target = content["seeds"], content["target"]
     rows: list[Row] = []
     for arm in content["arms"]:
@@ -148,9 +195,12 @@ def read(folder: Path) -> Comparison:
                 mean_interval(list(accuracies.values())),
                 difference,
                 sum(seconds) / len(seconds) if seconds else None,
+                _warmup(arm, runs),
             )
         )
-    return Comparison(tuple(rows), seeds, target)
+    shown = {run.folder for row in rows for run in row.runs.values()}
+    ended = {summary.parent for summary in folder.glob(f"*/seed-*/{SUMMARY}")}
+    return Comparison(folder, tuple(rows), seeds, target, len(ended - shown))
 
 
 def finished(folder: Path) -> Finished | None:
@@ -165,3 +215,27 @@ def finished(folder: Path) -> Finished | None:
         summary.get("epochs_to_target"),
         summary.get("seconds"),
     )
+
+
+def only_warmed_up(lines: Iterable[dict[str, Any]]) -> int | None:
+    """The steps of a training, from its lines, if all of them were Neumann's warm-up; else None."""
+    told = [line for line in lines if isinstance(line.get("optimizer"), dict)]
+    if not told or told[-1]["optimizer"].get("phase") != Phase.WARMUP:
+        return None
+    step: int = told[-1].get("step", 0)
+    return step
+
+
+def warmup_note(arm: str, steps: int) -> str:
+    """In words."""
+    return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
+
+
+def _warmup(arm: str, runs: dict[int, Finished]) -> int | None:
+    """By the first of its trainings that did not diverge: a seed changes nothing about it."""
+    sound = next((run for run in runs.values() if math.isfinite(run.accuracy)), None)
+    if sound is None or arm.partition(":")[0] != "neumann":
+        return None
+    with contextlib.suppress(RecordsError):  # damaged lines are no reason to show nothing
+        return only_warmed_up(read_metrics(sound.folder))
+    return None

@@ -6,6 +6,7 @@ resolved record is what the run's folder keeps and what can be run again.
 
 import dataclasses
 import itertools
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from neumann.lab.optimizers import RECIPES, Arm
 from neumann.lab.schedules import SCHEDULES, Schedule
 
 Switch = Literal["auto", "on", "off"]
+NAME_BYTES = 255  # of a file or folder, at most
 _Kind = TypeVar("_Kind", bound="Settings")
 
 
@@ -286,7 +288,10 @@ def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
         if given.get(key) is not None:
             given[key] = Path(given[key])
     if "arms" in given:
-        given["arms"] = tuple(given["arms"])
+        arms = given["arms"]
+        if not isinstance(arms, list | tuple) or not all(isinstance(arm, str) for arm in arms):
+            raise UsageError(f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
+        given["arms"] = tuple(arms)
     return kind(**given)
 
 
@@ -312,6 +317,7 @@ def fresh_folder(config: Settings) -> Path:
     if isinstance(config, TrainConfig):
         kind = f"{Arm.parse(config.opt).name}-seed{config.seed}"
     name = plain_name(f"{config.data}-{config.model}-{kind}")
+    name = os.fsencode(name)[-NAME_BYTES + 20 :].decode(errors="ignore")  # a number follows
     for number in itertools.count(1):
         folder = Path("runs") / f"{name}-{number}"
         if not folder.exists():
@@ -345,8 +351,19 @@ def _check_arms(arms: tuple[str, ...]) -> None:
     twice = next((arm for arm in arms if arms.count(arm) > 1), None)
     if twice:
         raise UsageError(f"--arms names {twice} twice")
+    folders: dict[str, str] = {}
     for arm in arms:
         Arm.parse(arm).check()
+        folder = plain_name(arm)
+        if len(os.fsencode(folder)) > NAME_BYTES:
+            raise UsageError(
+                f"--arms: {arm[:40]}… is too long for the name of a folder, which has at most "
+                f"{NAME_BYTES} bytes"
+            )
+        # Some file systems take upper and lower case for the same.
+        other = folders.setdefault(folder.casefold(), arm)
+        if other != arm:
+            raise UsageError(f"--arms: {other!r} and {arm!r} would share the folder {folder}")
 
 
 def _check_positive(config: Settings, *names: str) -> None:

@@ -31,7 +31,8 @@ def reason(error: OSError) -> str:
     """Why the system refused, in its words; for a full disk with what to do about it."""
     text = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{text}: free some space and run the same command again"
+        again = "run the same command again (neumann train: with --resume auto)"
+        return f"{text}: free some space and {again}"
     return text
 
 

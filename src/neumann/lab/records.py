@@ -9,9 +9,11 @@ and the next writer removes it. A step's lines are to be appended before its che
 then `rewind(step)` after a resume leaves exactly the lines the checkpoint knows of. NaN and
 infinities are written as strings (see plain_json).
 
-How it can fail: UsageError where the folder is not a run's, or another run's; RecordsError, in one
-line, where a file cannot be written or was damaged. Two processes that write the records of one
-run at the same time are not kept apart.
+Who writes has the folder to itself (see locks), from `create` or the first write until `close`;
+anybody may read. A setting that the config lacks because it is younger is as it is by default.
+
+How it can fail: UsageError where the folder is not a run's, another run's, or in use by another
+process; RecordsError, in one line, where a file cannot be written or was damaged.
 """
 
 import os
@@ -21,10 +23,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from neumann.lab import plain_json
+from neumann.lab.defaults import completed_run
 from neumann.lab.differences import difference_of
 from neumann.lab.environment import environment
 from neumann.lab.errors import UsageError
 from neumann.lab.files import reason, remove_leftovers, write_all, write_aside
+from neumann.lab.locks import Claim
 from neumann.lab.reading import (
     CONFIG,
     FORMAT,
@@ -52,44 +56,59 @@ __all__ = [
 
 
 class Records:
-    """The records of one run, for the process that writes them. Made by `Records.create`."""
+    """The records of one run, for the process that writes them."""
 
-    def __init__(self, folder: Path, *, continued: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.continued = continued  # whether the folder held this run's config already
+        self.continued = False  # whether the folder held this run's config already
         self._descriptor: int | None = None
+        self._claim: Claim | None = None
 
     @classmethod
     def create(cls, folder: Path, config: dict[str, Any]) -> Self:
-        """Make the folder of a run, or open it for continuation if it holds the same config.
+        """Records that have begun."""
+        records = cls(folder)
+        records.begin(config)
+        return records
 
-        If it holds another config, or lines without any: UsageError, and nothing is changed.
+    def begin(self, config: dict[str, Any]) -> None:
+        """Make the folder of the run, or open it for continuation if it holds the same config.
+
+        If it holds another config, or lines without any, or another process writes there:
+        UsageError, and nothing is changed.
         """
-        folder = Path(folder)
-        now = plain_json.encode(config, "config")
-        if os.path.exists(folder / CONFIG):
-            # Compared as they are written: a tuple is a list there, and NaN is equal to itself.
-            difference = difference_of(plain_json.encode(read_config(folder)), now)
-            if difference:
-                raise UsageError(
-                    f"{folder} holds a run with another config: {difference}; choose another "
-                    "folder, or remove this one"
-                )
-            return cls(folder, continued=True)
+        plain_json.encode(config, "config")  # what cannot be written is refused first
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._claim = self._claim or Claim(self.folder)
+        except OSError as error:
+            raise self._no_start(error) from error
+        try:
+            self.continued = os.path.exists(self.folder / CONFIG)
+            if self.continued:
+                refuse_another(self.folder, config)
+            else:
+                self._start(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, config: dict[str, Any]) -> None:
         for name in (METRICS, SUMMARY):
-            if os.path.exists(folder / name):
+            if os.path.exists(self.folder / name):
                 raise UsageError(
-                    f"{folder} holds a {name} but no {CONFIG}, so it is not known what run it is "
-                    "of; choose another folder"
+                    f"{self.folder} holds a {name} but no {CONFIG}, so it is not known what run "
+                    "it is of; choose another folder"
                 )
         content = {"format": FORMAT, "config": config, "environment": environment()}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
-            write_aside(folder / CONFIG, [plain_json.dumps(content, indent=2)])
+            remove_leftovers(self.folder)
+            write_aside(self.folder / CONFIG, [plain_json.dumps(content, indent=2)])
         except OSError as error:
-            raise UsageError(f"cannot start a run in {folder}: {reason(error)}") from error
-        return cls(folder)
+            raise self._no_start(error) from error
+
+    def _no_start(self, error: OSError) -> UsageError:
+        return UsageError(f"cannot start a run in {self.folder}: {reason(error)}")
 
     def append(self, *, kind: str, **fields: Any) -> None:
         """Add a line. On failure it is taken back, so that the file stays as it was."""
@@ -99,6 +118,7 @@ class Records:
         line = plain_json.dumps({"kind": kind, **fields})
         try:
             if self._descriptor is None:
+                self._claim = self._claim or Claim(self.folder)
                 self._descriptor = _open_whole(self.folder / METRICS)
             length = os.fstat(self._descriptor).st_size
             try:
@@ -114,9 +134,10 @@ class Records:
 
         The first line whose "step" is later, and all after it, go; so does a torn last line.
         """
-        self.close()
+        self._close_lines()
         path = self.folder / METRICS
         try:
+            self._claim = self._claim or Claim(self.folder)
             # First, since a run without its last lines has not finished.
             (self.folder / SUMMARY).unlink(missing_ok=True)
             remove_leftovers(self.folder)
@@ -147,7 +168,13 @@ class Records:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the next append opens it again."""
+        """Close the file and let others have the folder; the next append takes both again."""
+        self._close_lines()
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+    def _close_lines(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -165,6 +192,18 @@ class Records:
 
     def _failure(self, name: str, error: OSError) -> RecordsError:
         return RecordsError(f"cannot write {self.folder / name}: {reason(error)}")
+
+
+def refuse_another(folder: Path, config: dict[str, Any]) -> None:
+    """UsageError if the run in the folder has another config, naming the difference."""
+    there = completed_run(read_config(folder), config)
+    # Compared as they are written: a tuple is a list there, and NaN is equal to itself.
+    difference = difference_of(plain_json.encode(there), plain_json.encode(config))
+    if difference:
+        raise UsageError(
+            f"{folder} holds a run with another config: {difference}; choose another folder, or "
+            "remove this one"
+        )
 
 
 def _open_whole(path: Path) -> int:

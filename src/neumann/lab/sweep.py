@@ -9,7 +9,8 @@ Budgets are equal: every arm has the same number of learning rates, seeds and ep
 an arm is the learning rate with the best mean accuracy; one at which more trainings diverged is
 worse whatever the others reached, and of equals the smallest wins. Interrupted, it goes on where
 it was. UsageError for ranges that are none or not equally many values, and for a folder that holds
-something else or another sweep; AllDivergedError where no arm has a winner.
+something else or another sweep, or that another process uses; AllDivergedError where no arm has a
+winner.
 """
 
 import math
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab import plain_json
-from neumann.lab.compare import Watch, compare, tried
-from neumann.lab.comparison import SWEEP, Comparison, refuse_others, write_object
+from neumann.lab.compare import Watch, claimed, compare, tried
+from neumann.lab.comparison import SWEEP, Comparison, Row, refuse_others, write_object
 from neumann.lab.config import KEEPING, CompareConfig, SweepConfig
+from neumann.lab.defaults import completed
 from neumann.lab.differences import difference_of
 from neumann.lab.errors import UsageError
 from neumann.lab.interruption import ComparisonInterrupted
@@ -48,6 +50,7 @@ class Searched:
     lrs: tuple[float, ...]  # rising
     scores: tuple[Interval, ...]  # %, on the held-out part, one for each learning rate
     best: float | None  # the learning rate chosen; None if every training diverged
+    warmup: int | None = None  # steps of a training, where all of them were Neumann's warm-up
 
     @property
     def name(self) -> str:
@@ -91,15 +94,16 @@ def search(config: SweepConfig, folder: Path, watch: Watch | None = None) -> lis
     begun = _content(config, grid, None)
     if not _there(folder, begun):
         tried(trials, folder / SEARCH)
-        write_object(folder / SWEEP, begun)
-    comparison = _compared(trials, folder, SEARCH, watch)
-    scores = {row.arm: row.accuracy for row in comparison.rows}
-    found = [
-        Searched(arm, lrs, (each := tuple(scores[name] for name in names[arm])), best(lrs, each))
-        for arm, lrs in grid.items()
-    ]
-    winners = {each.arm: each.best for each in found if each.best is not None}
-    write_object(folder / SWEEP, _content(config, grid, winners))
+    with claimed(folder):
+        if not _there(folder, begun):  # also not meanwhile
+            write_object(folder / SWEEP, begun)
+        comparison = _compared(trials, folder, SEARCH, watch)
+        rows = {row.arm: row for row in comparison.rows}
+        found = [
+            _searched(arm, lrs, [rows[name] for name in names[arm]]) for arm, lrs in grid.items()
+        ]
+        winners = {each.arm: each.best for each in found if each.best is not None}
+        write_object(folder / SWEEP, _content(config, grid, winners))
     if not winners:
         raise AllDivergedError(
             f"every training of {', '.join(grid)} diverged: try smaller learning rates with --lr"
@@ -112,7 +116,8 @@ def final(
 ) -> Comparison:
     """Train the winners on the whole training set, and compare them on the test set."""
     winners = {each.arm: each.best for each in found if each.best is not None}
-    return _compared(final_config(config, winners), folder, FINAL, watch)
+    with claimed(folder):
+        return _compared(final_config(config, winners), folder, FINAL, watch)
 
 
 def final_config(config: SweepConfig, winners: dict[str, float]) -> CompareConfig:
@@ -133,6 +138,12 @@ def best(lrs: tuple[float, ...], scores: tuple[Interval, ...]) -> float | None:
     return min(ranked)[-1] if ranked else None
 
 
+def _searched(arm: str, lrs: tuple[float, ...], rows: list[Row]) -> Searched:
+    scores = tuple(row.accuracy for row in rows)
+    warmup = next((row.warmup for row in rows if row.warmup is not None), None)
+    return Searched(arm, lrs, scores, best(lrs, scores), warmup)
+
+
 def _compared(config: CompareConfig, folder: Path, part: str, watch: Watch | None) -> Comparison:
     try:
         return compare(config, folder / part, watch)
@@ -148,6 +159,8 @@ def _there(folder: Path, content: dict[str, Any]) -> bool:
     before, now = read_object(folder / SWEEP), plain_json.encode(content)
     for each in (before, now):  # trainings may be added to the final comparison
         each.pop("winners", None), each.pop("seeds", None)
+    if isinstance(before.get("config"), dict):
+        before["config"] = completed(before["config"], now["config"], _usual())
     difference = difference_of(plain_json.encode(before), now)
     if difference:
         raise UsageError(
@@ -166,6 +179,12 @@ def _content(config: SweepConfig, grid: Grid, winners: dict[str, float] | None) 
         "seeds": config.seeds,
         "config": {key: value for key, value in config.as_dict().items() if key not in kept},
     }
+
+
+def _usual() -> dict[str, Any]:
+    """The settings of a sweep for which nothing was said, as they are written."""
+    usual: dict[str, Any] = plain_json.encode(SweepConfig().as_dict())
+    return usual
 
 
 def _values(text: str, common: str | None) -> tuple[float, ...]:

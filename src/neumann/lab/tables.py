@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from neumann.lab.comparison import Comparison, Row
+from neumann.lab.comparison import Comparison, Row, warmup_note
 from neumann.lab.statistics import Difference, Interval
 from neumann.lab.sweep import Searched
 
@@ -79,6 +79,8 @@ def search_notes(found: Sequence[Searched]) -> list[str]:
                 f"{each.name}: {each.best:g} is the {end} lr it tried, so the best is not "
                 "bracketed: widen --lr"
             )
+        if each.warmup is not None:
+            notes.append(f"{warmup_note(each.name, each.warmup)} in the search")
     return notes
 
 

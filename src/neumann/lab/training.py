@@ -99,8 +99,11 @@ class Training:
     def run(self, folder: Path, observe: Observer = lambda line: None) -> Summary:
         """Train to the end, or raise Interrupted or Diverged with everything saved."""
         settings = {k: v for k, v in self.config.as_dict().items() if k not in KEEPING}
-        led(self.process, lambda: Records.create(folder, settings))
-        records = Records(folder)
+        with Records(folder) as records:  # which keeps other processes out of the folder
+            led(self.process, lambda: records.begin(settings))
+            return self._run(folder, records, observe)
+
+    def _run(self, folder: Path, records: Records, observe: Observer) -> Summary:
         checkpoints = Checkpoints(folder / "checkpoints")
         finished = read_summary(folder)
         if self.config.resume != "auto" and (finished is not None or read_metrics(folder)):

@@ -17,11 +17,17 @@ FONT = 12.0  # units of the SVG
 
 def limits(axes: Axes, plot: Plot) -> None:
     """From the runs that went well, where there are any: a divergence would flatten them."""
+    places = [x for c in plot.curves for x in c.x if math.isfinite(x)]
+    places += [spot.x for spot in plot.spots if math.isfinite(spot.x)]
+    if places and (plot.from_zero or plot.log_x):
+        # What is set below need not be guessed: matplotlib warns of guesses about a single point.
+        axes.set_autoscalex_on(False)
     sound = [c for c in plot.curves if c.part != "diverged"] or list(plot.curves)
     values = [v for c in sound for side in (c.low, c.high) for v in side if math.isfinite(v)]
     if plot.log_y:
         values = [value for value in values if value > 0]
     if values:
+        axes.set_autoscaley_on(False)
         low = min(values) if plot.bottom is None else plot.bottom
         high = max(values)
         if plot.target is not None and low <= plot.target <= high + (high - low):
@@ -31,8 +37,6 @@ def limits(axes: Axes, plot: Plot) -> None:
         else:
             room = 0.06 * (high - low) or max(abs(high) * 0.02, 1e-3)
             axes.set_ylim(low if plot.bottom is not None else low - room, high + room)
-    places = [x for c in plot.curves for x in c.x if math.isfinite(x)]
-    places += [spot.x for spot in plot.spots]
     if places and plot.from_zero:
         axes.set_xlim(0, max(places) * 1.015 or 1)
     elif places and plot.log_x:

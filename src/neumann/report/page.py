@@ -11,6 +11,7 @@ from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 import neumann
+from neumann.lab.comparison import UNCORRECTED
 from neumann.report import wording
 from neumann.report.curves import AXES, Axis
 from neumann.report.legends import is_short, legend, parts_legend
@@ -173,6 +174,8 @@ def _results(study: Study) -> list[Child]:
             "Differences are paired by seed, which gives both arms the same initial weights and "
             "data order: a positive one says that the first arm is ahead. "
         )
+    if study.comparison.tests > 1:
+        notes += f"The {UNCORRECTED}. "
     if study.comparison.target is not None:
         notes += "Steps and epochs to the target are means over the seeds that reached it. "
     notes += "Diverged runs are counted and left out of the means."

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neumann.lab.comparison import COMPARISON, SWEEP, Comparison, is_comparison, run_folder
+from neumann.lab.comparison import (
+    COMPARISON,
+    SWEEP,
+    Comparison,
+    is_comparison,
+    run_folder,
+    warmup_note,
+)
 from neumann.lab.comparison import read as read_comparison
 from neumann.lab.errors import UsageError
 from neumann.lab.reading import CONFIG, read_object
@@ -32,6 +39,7 @@ class Search:
     trainings: int  # wanted of the search
     final_missing: int  # trainings of the test of the winners that have not ended
     final_trainings: int
+    warmups: tuple[str, ...] = ()  # sentences about arms that only warmed up
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ def _sweep(folder: Path) -> Study:
     order = [without_lr(arm) for arm in grid]
     sensitivities: tuple[Sensitivity, ...] = ()
     settings: dict[str, Any] = {}
+    warmups: tuple[str, ...] = ()
     wanted = content.get("search_seeds", 0) * sum(len(lrs) for lrs in grid.values())
     missing = wanted
     if is_comparison(folder / SEARCH):
@@ -99,16 +108,19 @@ def _sweep(folder: Path) -> Study:
             for found in of_comparison(searched, settings.get("lr"), chosen, least=1)
         )
         wanted, missing = searched.seeds * len(searched.rows), searched.missing
+        steps = {without_lr(row.arm): row.warmup for row in searched.rows if row.warmup is not None}
+        warmups = tuple(warmup_note(arm, count) for arm, count in steps.items())
     if not is_comparison(folder / FINAL):
         tested = content.get("seeds", 0) * len(grid if chosen is None else chosen)
-        search = Search(chosen, missing, wanted, tested, tested)
+        search = Search(chosen, missing, wanted, tested, tested, warmups)
         return Study(_name(folder), (), None, settings, sensitivities, search)
     final, settings = _comparison(folder / FINAL)
     arms = tuple(
         replace(arm, place=_place(order, without_lr(arm.name), arm.place))
         for arm in _arms(folder / FINAL, final)
     )
-    search = Search(chosen, missing, wanted, final.missing, final.seeds * len(final.rows))
+    tested = final.seeds * len(final.rows)
+    search = Search(chosen, missing, wanted, final.missing, tested, warmups)
     return Study(_name(folder), arms, final, _settings(arms) or settings, sensitivities, search)
 
 

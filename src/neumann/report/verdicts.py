@@ -6,7 +6,9 @@ about the others, and divergence is said as such.
 
 from dataclasses import dataclass
 
+from neumann.lab.comparison import only_warmed_up, warmup_note
 from neumann.report import wording
+from neumann.report.curves import ArmRuns
 from neumann.report.runs import Run, number
 from neumann.report.studies import Search, Study
 
@@ -22,11 +24,14 @@ class Verdict:
 def verdict_of(study: Study) -> Verdict:
     """Of a run, a comparison or a sweep."""
     notes = tuple(note for each in study.sensitivities if (note := each.note()) is not None)
+    if study.comparison is not None:
+        notes += tuple(_sentence(text) for text in study.comparison.limits())
     if study.search is not None:
-        warnings = (*_search_warnings(study.search), *notes)
+        searched = tuple(f"{text} in the search." for text in study.search.warmups)
+        warnings = (*_search_warnings(study.search), *searched, *notes)
         return Verdict(_winners(study.search) + _findings(study), warnings)
     if study.comparison is None:
-        return _of_run(study.arms[0].runs[0])
+        return _of_run(study.arms[0])
     missing = study.comparison.missing
     if not missing:
         return Verdict(_findings(study), notes)
@@ -57,7 +62,8 @@ def _findings(study: Study) -> tuple[str, ...]:
     return (f"{reached} (n = {row.accuracy.n}){failed}.",)
 
 
-def _of_run(run: Run) -> Verdict:
+def _of_run(arm: ArmRuns) -> Verdict:
+    run = arm.runs[0]
     done = f"{wording.count(run.last_step, 'step')} are recorded"
     if run.last_step == 1:
         done = "1 step is recorded"
@@ -87,7 +93,9 @@ def _of_run(run: Run) -> Verdict:
             if steps is None
             else f"{target:g} % was reached after {steps:,} steps ({epochs_taken:.1f} epochs)."
         )
-    return Verdict(tuple(sentences), ())
+    warmup = only_warmed_up(run.lines)
+    notes = () if warmup is None else (_sentence(warmup_note(arm.name, warmup)),)
+    return Verdict(tuple(sentences), notes)
 
 
 def number_of_epochs(run: Run) -> int:
