@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neumann.lab.config import CompareConfig
+    from neumann.lab.studies import CompareConfig
 
 CRASHED, USAGE, DIVERGED, BROKEN_PIPE = 1, 2, 3, 141
 
@@ -62,12 +62,12 @@ def _run(words: list[str]) -> int:
     try:
         import neumann.lab.flags
         import neumann.lab.progress  # they need what may be missing
-        from neumann.lab.compare import CrashedError
         from neumann.lab.errors import UsageError, unknown
         from neumann.lab.files import StorageError
         from neumann.lab.interruption import Interrupted, Terminated, terminable
         from neumann.lab.outcome import Diverged
         from neumann.lab.sweep import AllDivergedError
+        from neumann.lab.workers import CrashedError
     except ImportError as error:
         return _fail(f"the lab needs more than torch: {_hint(error)}")
     commands = {
@@ -102,17 +102,18 @@ def _run(words: list[str]) -> int:
 
 
 def _train(words: list[str]) -> None:
-    from neumann.lab import config as configs
+    from neumann.lab.config import TrainConfig
     from neumann.lab.flags import parsed
+    from neumann.lab.naming import fresh_folder
     from neumann.lab.processes import expected_ranks, gathered, joined
     from neumann.lab.progress import shown
     from neumann.lab.training import Training
 
-    config = parsed(configs.TrainConfig, words, "train").resolve(expected_ranks())
+    config = parsed(TrainConfig, words, "train").resolve(expected_ranks())
     with joined() as process:
         training = Training(config, process)
         # All write to the folder that the first has found to be new.
-        folder = gathered(config.output or configs.fresh_folder(config), process)[0]
+        folder = gathered(config.output or fresh_folder(config.title), process)[0]
         with shown(training, process) as observe:
             summary = training.run(folder, observe)
         if process.leads:
@@ -120,12 +121,13 @@ def _train(words: list[str]) -> None:
 
 
 def _compare(words: list[str]) -> None:
-    from neumann.lab import config as configs
     from neumann.lab.flags import parsed
+    from neumann.lab.naming import fresh_folder
+    from neumann.lab.studies import CompareConfig
 
     _alone("compare")
-    config = parsed(configs.CompareConfig, words, "compare")
-    _show_comparison(config, config.output or configs.fresh_folder(config))
+    config = parsed(CompareConfig, words, "compare")
+    _show_comparison(config, config.output or fresh_folder(config.title))
 
 
 def _demo(words: list[str]) -> None:
@@ -164,15 +166,16 @@ def _show_comparison(config: "CompareConfig", folder: Path) -> None:
 
 
 def _sweep(words: list[str]) -> None:
-    from neumann.lab import config as configs
     from neumann.lab import sweep
     from neumann.lab.flags import parsed
+    from neumann.lab.naming import fresh_folder
     from neumann.lab.progress import watched
+    from neumann.lab.studies import SweepConfig
     from neumann.lab.tables import print_table, search_notes, search_table, table
 
     _alone("sweep")
-    config = parsed(configs.SweepConfig, words, "sweep")
-    folder = config.output or configs.fresh_folder(config)
+    config = parsed(SweepConfig, words, "sweep")
+    folder = config.output or fresh_folder(config.title)
     with watched(config.search_epochs or config.epochs, "search") as watch:
         found = sweep.search(config, folder, watch)
     print_table(search_table(found), [*search_notes(found), ""])

@@ -16,16 +16,17 @@ import torch
 from rich.console import Console
 
 from neumann.cli import main
-from neumann.lab import compare as comparing
-from neumann.lab import locks
+from neumann.lab import locks, workers
 from neumann.lab.checkpoints import Checkpoints
-from neumann.lab.compare import Watch, compare
+from neumann.lab.compare import compare
 from neumann.lab.comparison import read, run_folder
-from neumann.lab.config import CompareConfig, SweepConfig, fresh_folder
 from neumann.lab.errors import UsageError
+from neumann.lab.naming import fresh_folder
 from neumann.lab.progress import _Ends
 from neumann.lab.reading import read_metrics
+from neumann.lab.studies import CompareConfig, SweepConfig
 from neumann.lab.tables import table
+from neumann.lab.workers import Watch
 
 
 class Ends(Watch):
@@ -302,7 +303,7 @@ def test_arms_in_a_file_are_a_list(arms, tmp_path, capsys):
 
 def test_a_long_path_does_not_make_a_name_too_long(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = fresh_folder(SweepConfig(data=f"folder:{'/ä' * 300}"))
+    folder = fresh_folder(SweepConfig(data=f"folder:{'/ä' * 300}").title)
     folder.mkdir(parents=True)
     assert folder.name.endswith("-mlp-sweep-1")
 
@@ -424,17 +425,17 @@ def test_killed_with_its_workers_at_work_the_same_command_goes_on_at_once(tmp_pa
 PARENT = """
 import time
 from pathlib import Path
-from neumann.lab import compare
-from neumann.lab.config import CompareConfig
+from neumann.lab import workers
+from neumann.lab.studies import CompareConfig
 
 def train(*arguments):  # says nothing for a long time
     Path("at-work").touch()
     time.sleep(600)
 
-compare.train = train  # in the worker, too, which imports this file
+workers.train = train  # in the worker, too, which imports this file
 
 if __name__ == "__main__":
-    worker = compare._Worker(1)
+    worker = workers.Worker(1)
     worker.start(("sgd", 0), CompareConfig(device="cpu").run("sgd", 0, Path("x")))
     time.sleep(600)
 """
@@ -475,7 +476,7 @@ def test_a_worker_says_what_it_cannot_use_and_goes_on(tmp_path, monkeypatch):
     config = CompareConfig(arms=("sgd",), epochs=1)
     first, second = (config.run("sgd", seed, tmp_path / "x") for seed in range(2))
     pipe = Pipe(first, second, first)
-    comparing._work(pipe, None)
+    workers._work(pipe, None)
     ends = [word for word in pipe.words if not isinstance(word, dict)]
     assert ends[0] is ends[2] is None
     assert isinstance(ends[1], UsageError)
@@ -488,9 +489,9 @@ def test_jobs_share_the_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert comparing._threads(3) is None
+    assert workers._threads(3) is None
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert (comparing._threads(3), comparing._threads(20)) == (2, 1)
-    comparing._work(Pipe(), None)
-    comparing._work(Pipe(), 2)
+    assert (workers._threads(3), workers._threads(20)) == (2, 1)
+    workers._work(Pipe(), None)
+    workers._work(Pipe(), 2)
     assert threads == [2]

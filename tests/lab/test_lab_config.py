@@ -6,8 +6,10 @@ import json
 import pytest
 import torch
 
-from neumann.lab.config import KEEPING, TrainConfig, fresh_folder, from_file, from_mapping
+from neumann.lab.config import KEEPING, TrainConfig
+from neumann.lab.config_files import from_file, from_mapping
 from neumann.lab.errors import UsageError
+from neumann.lab.naming import fresh_folder
 
 
 def test_resolving_decides_everything_once():
@@ -80,10 +82,10 @@ def test_a_gpu_that_is_not_there():
 def test_folders_have_plain_names_and_are_new(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = TrainConfig(data="text:/a/b c.txt", model="gpt", opt="adamw:lr=1", seed=3)
-    folder = fresh_folder(config)
+    folder = fresh_folder(config.title)
     assert folder.parts == ("runs", "text__a_b_c.txt-gpt-adamw-seed3-1")
     folder.mkdir(parents=True)
-    assert fresh_folder(config).name.endswith("-2")
+    assert fresh_folder(config.title).name.endswith("-2")
 
 
 def test_what_only_says_how_a_run_is_kept_is_a_setting():

@@ -15,7 +15,7 @@ from torch import distributed, nn
 from neumann.cli import main
 from neumann.lab import progress
 from neumann.lab.checkpoints import Checkpoints
-from neumann.lab.config import CompareConfig, TrainConfig
+from neumann.lab.config import TrainConfig
 from neumann.lab.curvature import Curvature, ends, momentum_of, probe_batch
 from neumann.lab.data import load
 from neumann.lab.errors import UsageError
@@ -23,6 +23,7 @@ from neumann.lab.interruption import Interrupted
 from neumann.lab.optimizers import Arm, build
 from neumann.lab.processes import Process
 from neumann.lab.reading import read_metrics, read_summary
+from neumann.lab.studies import CompareConfig
 from neumann.lab.training import Diverged, Training
 from neumann.spectrum import Extreme, Extremes, Hessian, extremes
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from neumann.cli import main
-from neumann.lab.config import CompareConfig, SweepConfig
 from neumann.lab.demo import ARMS, DemoConfig
 from neumann.lab.optimizers import Arm
+from neumann.lab.studies import CompareConfig, SweepConfig
 from neumann.lab.sweep import sweep_grid
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from neumann.lab import compare, locks
-from neumann.lab.config import CompareConfig, TrainConfig
+from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.records import (
     Records,
@@ -26,6 +26,7 @@ from neumann.lab.records import (
     read_metrics,
     read_summary,
 )
+from neumann.lab.studies import CompareConfig
 
 CONFIG = {"opt": "neumann", "lr": 0.2, "data": {"name": "digits", "shift": (1, 2)}, "seed": 0}
 

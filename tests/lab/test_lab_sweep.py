@@ -7,14 +7,15 @@ import pytest
 
 from neumann.cli import main
 from neumann.lab import locks
-from neumann.lab.compare import Watch, claimed
+from neumann.lab.compare import claimed
 from neumann.lab.comparison import run_folder
-from neumann.lab.config import SweepConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.reading import read_config, read_object
 from neumann.lab.statistics import Interval
+from neumann.lab.studies import SweepConfig
 from neumann.lab.sweep import best, final, search, sweep_grid
 from neumann.lab.tables import search_notes
+from neumann.lab.workers import Watch
 
 SMALL = SweepConfig(
     arms=("sgd", "adamw:lr=1e-3:4e-3:3"), lr="0.1:1e30:3", epochs=2, search_epochs=1, seeds=2

@@ -9,8 +9,8 @@ import pytest
 from fake_records import fake_comparison, fake_run, fake_sweep
 
 from neumann.lab.compare import compare
-from neumann.lab.config import CompareConfig
 from neumann.lab.errors import UsageError
+from neumann.lab.studies import CompareConfig
 from neumann.report import drawing, write_report
 from neumann.report.forces import force_plots
 from neumann.report.markup import breakable, document, tag

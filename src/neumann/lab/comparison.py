@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab import plain_json
-from neumann.lab.config import KEEPING, CompareConfig, RatedSettings, plain_name
+from neumann.lab.config import KEEPING, RatedSettings
 from neumann.lab.defaults import completed
 from neumann.lab.differences import difference_of
 from neumann.lab.errors import UsageError
 from neumann.lab.files import reason, write_aside
+from neumann.lab.naming import plain_name
 from neumann.lab.reading import (
     CONFIG,
     SUMMARY,
@@ -39,6 +40,7 @@ from neumann.lab.statistics import (
     paired_difference,
     verdict,
 )
+from neumann.lab.studies import CompareConfig
 from neumann.optim.phases import Phase
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"

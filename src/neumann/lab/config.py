@@ -5,14 +5,10 @@ resolved record is what the run's folder keeps and what can be run again.
 """
 
 import dataclasses
-import itertools
-import os
-import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -21,8 +17,6 @@ from neumann.lab.optimizers import RECIPES, Arm
 from neumann.lab.schedules import SCHEDULES, Schedule
 
 Switch = Literal["auto", "on", "off"]
-NAME_BYTES = 255  # of a file or folder, at most
-_Kind = TypeVar("_Kind", bound="Settings")
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ class Settings:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(f"{_flag(name)} must be at least {least}, got {value}")
+                raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
         if self.sched not in SCHEDULES:
             raise unknown("--sched", self.sched, SCHEDULES)
         if not 0 <= self.ramp_epochs <= self.epochs:
@@ -127,6 +121,11 @@ class Settings:
             raise UsageError("--bn-batch and --sync-bn exclude each other")
         if not 0 <= self.smoothing < 1:
             raise UsageError(f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+
+    @property
+    def title(self) -> str:
+        """What is trained, in short."""
+        return f"{self.data}-{self.model}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and TOML."""
@@ -155,7 +154,7 @@ class RatedSettings(Settings):
         for name, least in (("spectrum_every", 0), ("spectrum_batch", 1), ("spectrum_products", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(f"{_flag(name)} must be at least {least}, got {value}")
+                raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
         if self.spectrum_every and self.fsdp:
             raise UsageError("--spectrum-every needs whole weights in a process: not with --fsdp")
         if self.lr is not None and not self.lr >= 0:
@@ -172,6 +171,11 @@ class TrainConfig(RatedSettings):
     """of initial weights, data order and augmentation"""
     resume: Literal["never", "auto"] = "never"
     """auto: continue the run in --output from its last checkpoint"""
+
+    @property
+    def title(self) -> str:
+        """What is trained, in short."""
+        return f"{super().title}-{Arm.parse(self.opt).name}-seed{self.seed}"
 
     def resolve(self, ranks: int = 1) -> "TrainConfig":
         """The same with "automatic" replaced by what it means here; refuses what cannot work.
@@ -212,117 +216,8 @@ class TrainConfig(RatedSettings):
         )
 
 
-@dataclass(frozen=True)
-class CompareConfig(RatedSettings):
-    """Train several optimizers over the same seeds, and say how they differ."""
-
-    arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
-    """optimizers, each with options as in neumann:lr=0.2; the first is compared with the others"""
-    seeds: int = 3
-    """trainings of each arm; a seed gives all arms the same initial weights and data order"""
-    jobs: int = 1
-    """trainings side by side"""
-
-    def check(self) -> None:
-        """Refuse what cannot work, before anything is trained."""
-        super().check()
-        _check_arms(self.arms)
-        _check_positive(self, "seeds", "jobs")
-
-    def run(self, arm: str, seed: int, output: Path) -> TrainConfig:
-        """One of the trainings, which continues if it was begun."""
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(RatedSettings)}
-        shared["output"] = output
-        return TrainConfig(**shared, opt=arm, seed=seed, resume="auto").resolve()
-
-
-@dataclass(frozen=True)
-class SweepConfig(Settings):
-    """Choose each optimizer's learning rate on held-out data, then compare them.
-
-    Budgets are equal, and only the final comparison sees the test set.
-    """
-
-    arms: tuple[str, ...] = ("neumann", "sgd", "adamw")
-    """optimizers; one may have a range of its own, as in adamw:lr=1e-4:1e-2:7"""
-    lr: str | None = None
-    """learning rates to try, LOW:HIGH:COUNT in equal ratios; by default 7 about the usual one"""
-    search_seeds: int = 1
-    """trainings of each learning rate"""
-    search_epochs: int | None = None
-    """epochs of those; by default --epochs"""
-    seeds: int = 3
-    """trainings of each optimizer in the final comparison"""
-    jobs: int = 1
-    """trainings side by side"""
-
-    def check(self) -> None:
-        """Refuse what cannot work, before anything is trained; the ranges are not looked at."""
-        super().check()
-        _check_arms(self.arms)
-        _check_positive(self, "search_seeds", "search_epochs", "seeds", "jobs")
-        if self.held_out:
-            raise UsageError(
-                "--held-out is for train and compare: a sweep always searches on a held-out part "
-                "and tests on the test set"
-            )
-
-    def compared(self, arms: tuple[str, ...], **changes: Any) -> CompareConfig:
-        """A comparison of these arms in which all else is as here, but for the changes."""
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
-        return CompareConfig(**{**shared, "arms": arms, "jobs": self.jobs, **changes})
-
-
 # What says where and how a run is kept, not what it computes: a run may be continued with others.
 KEEPING = ("output", "resume", "download", "workers", "tensorboard")
-
-
-def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
-    """A record of this kind from plain values; unknown keys are refused with the nearest."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    for key in values:
-        if key not in fields:
-            raise unknown("setting", key, sorted(fields))
-    given = dict(values)
-    for key in ("data_dir", "output"):
-        if given.get(key) is not None:
-            given[key] = Path(given[key])
-    if "arms" in given:
-        arms = given["arms"]
-        if not isinstance(arms, list | tuple) or not all(isinstance(arm, str) for arm in arms):
-            raise UsageError(f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
-        given["arms"] = tuple(arms)
-    return kind(**given)
-
-
-def from_file(path: Path, kind: type[_Kind]) -> _Kind:
-    """A record of this kind from a TOML file of flags, with - or _ in their names."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not TOML: {error}") from error
-    return from_mapping({key.replace("-", "_"): value for key, value in values.items()}, kind)
-
-
-def plain_name(text: str) -> str:
-    """A name for a folder."""
-    return "".join(c if c.isalnum() or c in "-_.=," else "_" for c in text)
-
-
-def fresh_folder(config: Settings) -> Path:
-    """A folder under runs/ that does not exist yet, named after what is trained."""
-    kind = "sweep" if isinstance(config, SweepConfig) else "compare"
-    if isinstance(config, TrainConfig):
-        kind = f"{Arm.parse(config.opt).name}-seed{config.seed}"
-    name = plain_name(f"{config.data}-{config.model}-{kind}")
-    name = os.fsencode(name)[-NAME_BYTES + 20 :].decode(errors="ignore")  # a number follows
-    for number in itertools.count(1):
-        folder = Path("runs") / f"{name}-{number}"
-        if not folder.exists():
-            return folder
-    raise AssertionError("unreachable")
 
 
 def _device(name: str) -> torch.device:
@@ -345,33 +240,5 @@ def _resolved(switch: Switch, automatic: bool) -> Switch:
     return switch
 
 
-def _check_arms(arms: tuple[str, ...]) -> None:
-    if not arms:
-        raise UsageError("--arms must name at least one optimizer")
-    twice = next((arm for arm in arms if arms.count(arm) > 1), None)
-    if twice:
-        raise UsageError(f"--arms names {twice} twice")
-    folders: dict[str, str] = {}
-    for arm in arms:
-        Arm.parse(arm).check()
-        folder = plain_name(arm)
-        if len(os.fsencode(folder)) > NAME_BYTES:
-            raise UsageError(
-                f"--arms: {arm[:40]}… is too long for the name of a folder, which has at most "
-                f"{NAME_BYTES} bytes"
-            )
-        # Some file systems take upper and lower case for the same.
-        other = folders.setdefault(folder.casefold(), arm)
-        if other != arm:
-            raise UsageError(f"--arms: {other!r} and {arm!r} would share the folder {folder}")
-
-
-def _check_positive(config: Settings, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{_flag(name)} must be at least 1, got {value}")
-
-
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from neumann.lab.config import CompareConfig
+from neumann.lab.studies import CompareConfig
 
 ARMS = ("neumann:lr=0.05", "sgd:lr=0.1", "rmsprop:lr=0.001", "adam:lr=0.004", "adamw:lr=0.004")
 

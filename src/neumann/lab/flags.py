@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
-from neumann.lab.config import from_file, from_mapping
+from neumann.lab.config_files import from_file, from_mapping
 from neumann.lab.errors import UsageError, unknown
 from neumann.lab.reading import read_object
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from neumann.lab.compare import Watch
 from neumann.lab.comparison import Finished
 from neumann.lab.processes import Process
 from neumann.lab.spectrum_command import Observe
 from neumann.lab.training import Observer, Training
+from neumann.lab.workers import Watch
 
 
 @contextmanager

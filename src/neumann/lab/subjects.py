@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from neumann.lab.checkpoints import Checkpoints, Loaded
-from neumann.lab.config import TrainConfig, from_mapping
+from neumann.lab.config import TrainConfig
+from neumann.lab.config_files import from_mapping
 from neumann.lab.curvature import EXAMPLES, probe_batch
 from neumann.lab.errors import UsageError, shorten, unknown
 from neumann.lab.models import classification_loss

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab import plain_json
-from neumann.lab.compare import Watch, claimed, compare, tried
+from neumann.lab.compare import claimed, compare, tried
 from neumann.lab.comparison import SWEEP, Comparison, Row, refuse_others, write_object
-from neumann.lab.config import KEEPING, CompareConfig, SweepConfig
+from neumann.lab.config import KEEPING
 from neumann.lab.defaults import completed
 from neumann.lab.differences import difference_of
 from neumann.lab.errors import UsageError
@@ -29,6 +29,8 @@ from neumann.lab.interruption import ComparisonInterrupted
 from neumann.lab.optimizers import Arm
 from neumann.lab.reading import read_object
 from neumann.lab.statistics import Interval
+from neumann.lab.studies import CompareConfig, SweepConfig
+from neumann.lab.workers import Watch
 
 FORMAT = 1  # of sweep.json
 USUAL_COUNT, USUAL_RATIO = 7, 2.0  # of learning rates, about an optimizer's usual one

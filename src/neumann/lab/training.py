@@ -49,7 +49,7 @@ from neumann.lab.processes import Process, Stopping, gathered, led
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.records import Records
 from neumann.lab.schedules import factor
-from neumann.lab.tensorboard import TensorBoard
+from neumann.lab.tensorboard import written
 from neumann.optim import Neumann, recalibrate_batchnorm
 
 __all__ = ["Diverged", "Observer", "Summary", "Training", "open_dataset"]
@@ -117,7 +117,7 @@ class Training:
             return Summary(**finished)
         self._resume(records, checkpoints)
         try:
-            with self._watched(folder, records, observe) as write:
+            with self._written(records, observe) as write:
                 summary = self._train(records, checkpoints, write)
         except Diverged as error:
             failure = error.as_dict()
@@ -187,25 +187,13 @@ class Training:
 
     # ------------------------------------------------------------------ what is written
 
-    @contextlib.contextmanager
-    def _watched(self, folder: Path, records: Records, observe: Observer) -> Any:
+    def _written(
+        self, records: Records, observe: Observer
+    ) -> contextlib.AbstractContextManager[Observer]:
         """What takes a line to everyone who wants it, in the leading process."""
         if not self.process.leads:
-            yield lambda line: None
-            return
-        board = TensorBoard(folder, self.step) if self.config.tensorboard else None
-
-        def write(line: dict[str, Any]) -> None:
-            records.append(**line)
-            observe(line)
-            if board is not None:
-                board.write(line)
-
-        try:
-            yield write
-        finally:
-            if board is not None:
-                board.close()
+            return contextlib.nullcontext(lambda line: None)
+        return written(records, observe, self.step if self.config.tensorboard else None)
 
     def _log(self, write: Observer, checkpoints: Checkpoints) -> None:
         """A line for the steps since the last one."""
