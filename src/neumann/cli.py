@@ -117,7 +117,12 @@ def _train(words: list[str]) -> None:
         with shown(training, process) as observe:
             summary = training.run(folder, observe)
         if process.leads:
-            print(f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps: {folder}")
+            took = f"{summary.seconds:.1f} s of training"
+            if summary.compile_seconds:
+                took += f" and {summary.compile_seconds:.1f} s of compilation"
+            print(
+                f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps, {took}: {folder}"
+            )
 
 
 def _compare(words: list[str]) -> None:
