@@ -5,7 +5,6 @@ anybody looks for gradients that are not finite, the flag is found here; and whe
 spread over processes, these meet here, once a step, to learn r² and whether to skip.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -94,21 +93,13 @@ class Gathering(TwoWeights):
         scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
         if all(group["precondition"] is None for group in self.param_groups):
             return gathered, scale
-        return [
-            replace(
-                found,
-                gradients=directions(
-                    found.parameters,
-                    found.weights,
-                    found.gradients,
-                    found.states,
-                    group,
-                    scale,
-                    skip if self._on_device or torch.compiler.is_compiling() else None,
-                ),
-            )
-            for group, found in zip(self.param_groups, gathered, strict=True)
-        ], None
+        skip = skip if self._on_device or torch.compiler.is_compiling() else None
+        preconditioned = []
+        for group, found in zip(self.param_groups, gathered, strict=True):
+            lists = found.parameters, found.weights, found.gradients, found.states
+            turned = directions(*lists, group, scale, skip)
+            preconditioned.append(Gathered(found.parameters, found.weights, turned, found.states))
+        return preconditioned, None
 
     def _overflow(self, gathered: list[Gathered]) -> Tensor | None:
         """Not zero if the step must be skipped; None if nobody looks. Brings r² up to date."""
