@@ -54,14 +54,17 @@ def test_compiled_in_bfloat16(tmp_path):
     _, summary = trained(tmp_path / "fast")
     trained(tmp_path / "plain", amp="off", compile="off", cuda_graph="off")
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=5e-2)
-    assert summary.compile_seconds > summary.seconds
+    assert summary.compile_seconds > 0
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet9"])
 def test_runs_share_one_compilation(tmp_path, model):
+    counters = torch._dynamo.utils.counters
     trained(tmp_path / "first", model=model, epochs=1)
-    _, second = trained(tmp_path / "second", model=model, epochs=1, seed=1, opt="sgd")
-    assert second.compile_seconds < 5
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled >= 1
+    trained(tmp_path / "second", model=model, epochs=1, seed=1, opt="sgd")
+    assert counters["stats"]["unique_graphs"] == compiled
 
 
 @pytest.mark.parametrize("opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3"])

@@ -37,6 +37,7 @@ from neumann.lab.evaluation import Score, evaluate
 from neumann.lab.generators import restore_rng, rng_state
 from neumann.lab.gradients import CapturedGradients, Gradients, Pieces
 from neumann.lab.interruption import Interrupted, noticed
+from neumann.lab.lines import written
 from neumann.lab.losses import Losses
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
@@ -49,7 +50,6 @@ from neumann.lab.processes import Process, Stopping, gathered, led
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.records import Records
 from neumann.lab.schedules import factor
-from neumann.lab.tensorboard import written
 from neumann.optim import Neumann, recalibrate_batchnorm
 
 __all__ = ["Diverged", "Observer", "Summary", "Training", "open_dataset"]
