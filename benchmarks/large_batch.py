@@ -14,7 +14,8 @@ optimizer: after 72 or 144 steps those of training still remember other weights.
 the latter is kept beside it.
 
 Every run is a line in results/large-batch.jsonl; a run that is there is not repeated, and
-`--seconds` begins no run after so long, so that a contest can be held in many sittings.
+`--seconds` begins no run after so long, so that a contest can be held in many sittings. Processes
+with other entrants or other seeds can share the file.
 """
 
 import argparse
@@ -42,7 +43,11 @@ RESULTS = Path("results/large-batch.jsonl")
 SEARCH_EPOCHS, EPOCHS = 12, 24
 TARGET = 90.0  # %
 MOMENTA = (0.6, 0.9)
-PLAIN = "cubic=0,repulsive=0,warmup_epochs=0,reset_steps=0"  # the series by itself
+# The series by itself, with weight decay as AdamW and Muon have it.
+PLAIN = (
+    "cubic=0,repulsive=0,warmup_epochs=0,reset_steps=0,decoupled_weight_decay=true,"
+    "decay_norms=false,momentum={momentum}"
+)
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,13 @@ ENTRANTS = {
     "schedule-free AdamW": Entrant(
         "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), "constant"
     ),
-    "Muon": Entrant("muon:momentum={momentum}", 0.02, (0.1, 1.0)),
+    "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
     "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
     "Neumann diagonal": Entrant(
-        f"neumann:precondition=diagonal,decoupled_weight_decay=true,{PLAIN},momentum={{momentum}}",
-        0.004,
-        (0.1, 1.0),
-        ours=True,
+        f"neumann:precondition=diagonal,{PLAIN}", 0.004, (0.1, 1.0), ours=True
     ),
     "Neumann spectral": Entrant(
-        f"neumann:precondition=spectral,decoupled_weight_decay=true,{PLAIN},momentum={{momentum}}",
-        0.02,
-        (0.1, 1.0),
-        ours=True,
+        f"neumann:precondition=spectral,{PLAIN}", 0.03, (0.5, 2.0), ours=True
     ),
 }
 
@@ -164,7 +163,7 @@ class Trainer:
             seed=key.seed,
             held_out=not final,
             target=TARGET,
-            eval_every=1 if final else epochs,
+            eval_every=2 if final else epochs,
             checkpoint_every=0,
             log_every=10_000,
         ).resolve()
@@ -266,6 +265,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[8192, 16384, 2048, 512])
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="of each winner")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--model", default="resnet9")
@@ -286,7 +286,7 @@ def main() -> None:
                     search(trainer.score, name, batch)
                 continue
             # Seed by seed, so that a contest cut short has whole pairs.
-            for seed in range(arguments.seeds):
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 for name in arguments.entrants:
                     found = chosen(ledger, name, batch)
                     if found is not None:

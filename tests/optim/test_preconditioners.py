@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Preconditioner
+from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner
 from neumann.optim.spectral import Spectral, orthogonalised
 
 FORMS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
@@ -80,6 +80,36 @@ def test_the_memory_format_does_not_matter():
     (ours,), (theirs,) = (Spectral().apply([g], [{}]) for g in (last, plain))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert ours.stride() == last.stride()
+
+
+def test_momentum_is_nesterovs():
+    momentum, g = Momentum(0.5), torch.tensor([1.0, -2.0])
+    states = [momentum.create(g)]
+    found = [momentum.apply([k * g], states)[0] for k in (1, 0, 4)]
+    for direction, factor in zip(found, (1.5, 0.25, 6.125), strict=True):  # b = 1, 0.5, 4.25 g
+        torch.testing.assert_close(direction, factor * g)
+
+
+def test_a_preconditioner_sees_what_the_one_before_it_gives():
+    """In the warm-up w ← w − ηP(g): P is orthogonalised momentum, and both have a state."""
+    ours, optimizer = trained(5, warmup_steps=100, precondition="spectral")
+    theirs = network()
+    stages = [Momentum(), Spectral(before=None)]
+    states = [{**stages[0].create(p), **stages[1].create(p)} for p in theirs.parameters()]
+    for step in range(5):
+        gradients(theirs, step)
+        directions = [p.grad for p in theirs.parameters()]
+        for stage in stages:
+            directions = stage.apply(directions, states)
+        for p, direction in zip(theirs.parameters(), directions, strict=True):
+            p.data.sub_(direction, alpha=0.01)
+    torch.testing.assert_close(weights(ours), weights(theirs))
+    assert all("preconditioner_past" in state for state in optimizer.state.values())
+
+
+def test_two_that_keep_the_same_are_refused():
+    with pytest.raises(ValueError, match="'spectral' and one before it both keep 'second_moment'"):
+        trained(1, precondition=Spectral(before=Diagonal()))
 
 
 @pytest.mark.parametrize("name", ["diagonal", "spectral"])

@@ -31,6 +31,19 @@ def test_two_ranks_are_one(two, name, foreach):
         assert furthest(ours, alone) < (1e-10 if name == "diagonal" else 1e-4)
 
 
+def sizes():
+    model, optimizer = sharded(FLAT, torch.float64, precondition="spectral")
+    train(model, optimizer, range(2), own_share)
+    past = [optimizer.state[p]["preconditioner_past"] for p in model.parameters()]
+    held = sum(tensor.to_local().numel() for tensor in past)
+    return held, sum(p.to_local().numel() for p in model.parameters())
+
+
+def test_what_is_kept_for_each_weight_is_sharded(two):
+    for held, own in two.run(sizes):
+        assert held == own
+
+
 def resumed(name):
     options = StateDictOptions(full_state_dict=True)
     model, optimizer = sharded(FLAT, torch.float64, precondition=name)

@@ -6,7 +6,8 @@ the series of PA, and the iteration stays what it is with P(g) in the place of g
     g → ±g/grad_scale + λw → P → the one update
 
 P = I is the paper. `Diagonal` divides by the root mean square of past gradients, as RMSProp and
-Adam do. `Spectral` is in `spectral`. Anything with `create` and `apply` can stand in for them.
+Adam do. `Spectral` is in `spectral`; `Momentum` goes before it. Anything with `create` and `apply`
+can stand in for them.
 
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction
 that is not, unless the step is skipped; then its state is put back.
@@ -27,7 +28,8 @@ class Preconditioner(Protocol):
     """What stands between the gradients and the update.
 
     It keeps nothing itself: all it remembers is in the tensors that `create` makes for each
-    parameter, which are saved, loaded and moved with the optimizer's state.
+    parameter, which are saved, loaded and moved with the optimizer's state. One that has an
+    attribute `before`, another preconditioner or None, is given that one's directions.
     """
 
     @property
@@ -102,3 +104,32 @@ class Diagonal:
         if self.scale != 1:
             torch._foreach_mul_(directions, self.scale)
         return list(directions)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """g + βb, with b ← βb + g: past gradients speak too, before a P that is not linear."""
+
+    decay: float = 0.6  # β
+
+    name = "momentum"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay must be in [0, 1), got {self.decay!r}")
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        """Always."""
+        return True
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        """b = 0, in float32 at least."""
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        return {"past": torch.zeros_like(parameter, dtype=wide, requires_grad=False)}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        """As lists."""
+        g, past = list(gradients), [state["past"] for state in states]
+        torch._foreach_mul_(past, self.decay)
+        torch._foreach_add_(past, g)
+        return list(torch._foreach_add(g, past, alpha=self.decay))

@@ -32,15 +32,27 @@ def preconditioner_of(group: Mapping[str, Any]) -> Preconditioner | None:
     return NAMED[chosen] if isinstance(chosen, str) else chosen
 
 
+def stages(preconditioner: Preconditioner | None) -> list[Preconditioner]:
+    """P as what is done to the gradients one after the other."""
+    if preconditioner is None:
+        return []
+    return [*stages(getattr(preconditioner, "before", None)), preconditioner]
+
+
 def created(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """P's state of a new parameter, under the names it has in the optimizer's."""
-    preconditioner = preconditioner_of(group)
-    if preconditioner is None:
-        return {}
-    whole = p
-    if is_dtensor(p) and not preconditioner.elementwise(p):
-        whole = local(p).new_empty(1).expand(p.shape)  # its shape, without its memory
-    return {PRECONDITIONER + key: value for key, value in preconditioner.create(whole).items()}
+    state: dict[str, Tensor] = {}
+    for stage in stages(preconditioner_of(group)):
+        whole = p
+        if is_dtensor(p) and not stage.elementwise(p):
+            whole = local(p).new_empty(1).expand(p.shape)  # its shape, without its memory
+        for key, value in stage.create(whole).items():
+            if PRECONDITIONER + key in state:
+                raise ValueError(
+                    f"the preconditioner {stage.name!r} and one before it both keep {key!r}"
+                )
+            state[PRECONDITIONER + key] = value
+    return state
 
 
 def load(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
@@ -118,18 +130,24 @@ def directions(
         if grad_scale is not None:
             factor = grad_scale.reshape(()).to(wide[0]).reciprocal()
             wide = list(torch._foreach_mul(wide, factor))
-        here = [_widened(weights[i]) for i in chosen] if decay else []
-        wide = decayed_gradients(wide, here, decay, group["maximize"])
-        whole = [_whole(wide[k], parameters[i], preconditioner) for k, i in enumerate(chosen)]
+        at = [_widened(weights[i]) for i in chosen] if decay else []
+        wide = decayed_gradients(wide, at, decay, group["maximize"])
         own = [_own(states[i], parameters[i], group) for i in chosen]
         before = None if skip is None else [tensor.clone() for s in own for tensor in s.values()]
-        results = preconditioner.apply(whole, own)
+        here = [parameters[i] for i in chosen]
+        for stage in stages(preconditioner):
+            whole = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
+            results = stage.apply(whole, own)
+            wide = [_part(d, p, stage) for d, p in zip(results, here, strict=True)]
         if skip is not None and before:
             after = [tensor for s in own for tensor in s.values()]
             for tensor, old in zip(after, before, strict=True):
                 tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
-        for i, direction in zip(chosen, results, strict=True):
-            found[i] = _part(direction, parameters[i], weights[i], preconditioner)
+        for i, direction in zip(chosen, wide, strict=True):
+            w = weights[i]
+            found[i] = (torch.view_as_complex(direction) if w.is_complex() else direction).to(
+                w.dtype
+            )
     return found
 
 
@@ -155,17 +173,16 @@ def _whole(gradient: Tensor, p: Tensor, preconditioner: Preconditioner) -> Tenso
     return whole
 
 
-def _part(direction: Tensor, p: Any, w: Tensor, preconditioner: Preconditioner) -> Tensor:
-    """Of a direction what belongs to the weights that this process holds, in their dtype."""
-    if is_dtensor(p) and not preconditioner.elementwise(p):
-        from torch.distributed.tensor import DTensor, Replicate
+def _part(direction: Tensor, p: Any, preconditioner: Preconditioner) -> Tensor:
+    """Of a direction what belongs to the weights that this process holds."""
+    if not is_dtensor(p) or preconditioner.elementwise(p):
+        return direction
+    from torch.distributed.tensor import DTensor, Replicate
 
-        everywhere = [Replicate()] * p.device_mesh.ndim
-        spread = DTensor.from_local(direction, p.device_mesh, everywhere, run_check=False)
-        direction = local(spread.redistribute(placements=p.placements))
-    if w.is_complex():
-        direction = torch.view_as_complex(direction)
-    return direction.to(w.dtype)
+    everywhere = [Replicate()] * p.device_mesh.ndim
+    spread = DTensor.from_local(direction, p.device_mesh, everywhere, run_check=False)
+    part: Tensor = local(spread.redistribute(placements=p.placements))
+    return part
 
 
 def _own(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners import Diagonal, States
+from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, States
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -33,6 +33,7 @@ class Spectral:
 
     scale: float = 0.2  # root mean square of a direction
     vectors: Diagonal = field(default_factory=lambda: Diagonal(scale=0.2))
+    before: Preconditioner | None = field(default_factory=Momentum)
 
     name = "spectral"
 
@@ -41,7 +42,7 @@ class Spectral:
         return not is_matrix(parameter)
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Nothing for a matrix: its direction depends on this gradient alone."""
+        """Nothing for a matrix: its direction depends on what it is given alone."""
         return {} if is_matrix(parameter) else self.vectors.create(parameter)
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
@@ -50,7 +51,7 @@ class Spectral:
         shapes: dict[tuple[int, int], list[int]] = {}
         rest = []
         for index, gradient in enumerate(gradients):
-            if not states[index]:  # what is no matrix has a memory
+            if "second_moment" not in states[index]:  # which `vectors` keeps
                 rows = gradient.shape[0]
                 shapes.setdefault((rows, gradient.numel() // rows), []).append(index)
             else:
