@@ -12,6 +12,7 @@ from runs import Run, advance, deviation, finished, finished_oracle, optimizer_o
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
+PRECONDITIONERS = [None, "diagonal", "spectral"]
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
 RUN = Run(
     [
@@ -81,10 +82,11 @@ def network():
     return model, torch.randn(40, 64, 8, device="cuda")
 
 
+@pytest.mark.parametrize("precondition", PRECONDITIONERS)
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
-def test_no_step_waits_for_the_host(skip_nonfinite):
+def test_no_step_waits_for_the_host(skip_nonfinite, precondition):
     model, data = network()
-    options = {"skip_nonfinite": skip_nonfinite, **STRONG}
+    options = {"skip_nonfinite": skip_nonfinite, "precondition": precondition, **STRONG}
     optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=4, reset_steps=5, **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 
@@ -105,14 +107,14 @@ def test_no_step_waits_for_the_host(skip_nonfinite):
     assert snapshots[3].phase == "reset"
 
 
-def test_a_captured_graph_replays_all_phases_with_a_changing_lr():
+@pytest.mark.parametrize("precondition", PRECONDITIONERS)
+def test_a_captured_graph_replays_all_phases_with_a_changing_lr(precondition):
     """Forward, backward and step captured once, replayed, against eager steps: the same bits."""
 
     def build():
         model, data = network()
-        optimizer = Neumann(
-            model.parameters(), lr=0.1, warmup_steps=6, reset_steps=7, capturable=True, **STRONG
-        )
+        options = {"capturable": True, "precondition": precondition, **STRONG}
+        optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=6, reset_steps=7, **options)
         return model, data, optimizer
 
     def body(model, optimizer, x):
@@ -154,14 +156,17 @@ def test_a_captured_graph_replays_all_phases_with_a_changing_lr():
     assert optimizer.diagnostics().as_dict() == reference.diagnostics().as_dict()
 
 
-def test_grad_scaler_skips_without_asking_the_host():
+@pytest.mark.parametrize("precondition", PRECONDITIONERS)
+def test_grad_scaler_skips_without_asking_the_host(precondition):
     model, data = network()
-    optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=2, reset_steps=3, **STRONG)
+    options = {"precondition": precondition, **STRONG}
+    optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=2, reset_steps=3, **options)
     scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
     for step in range(12):
         optimizer.zero_grad()
         scaler.scale(model(data[step]).square().mean()).backward()
         before = copy.deepcopy([p.detach() for p in model.parameters()])
+        remembered = copy.deepcopy(memory(optimizer))
         if step % 4 == 1:
             model[0].weight.grad[0, 0] = float("inf")
         scaler.step(optimizer)
@@ -169,7 +174,31 @@ def test_grad_scaler_skips_without_asking_the_host():
         same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         resets = optimizer.diagnostics().phase == "reset"
         assert all(same) == (step % 4 == 1 or resets)
+        if step % 4 == 1:
+            assert all(map(torch.equal, remembered, memory(optimizer)))
     assert optimizer.diagnostics().step == 9
+
+
+def memory(optimizer):
+    """What a preconditioner keeps."""
+    states = optimizer.state.values()
+    return [v for state in states for k, v in state.items() if k.startswith("preconditioner_")]
+
+
+@pytest.mark.parametrize("precondition", ["diagonal", "spectral"])
+def test_preconditioned_steps_of_all_implementations_agree(precondition):
+    found = []
+    for form in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        model, data = network()
+        options = {"precondition": precondition, **STRONG, **form}
+        optimizer = Neumann(model.parameters(), lr=0.01, warmup_steps=2, reset_steps=9, **options)
+        for x in data[:20]:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        found.append(torch.cat([p.flatten() for p in optimizer.eval_params()]))
+    for other in found[1:]:  # bfloat16 products follow the last bit of what they are given
+        torch.testing.assert_close(other, found[0], rtol=0.02, atol=2e-3)
 
 
 def test_more_than_two_to_the_31_elements():
