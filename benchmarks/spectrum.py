@@ -5,8 +5,8 @@ way its documentation suggests; all but PyHessian, which switches the model to e
 with the statistics of the batch. `right` compares with values converged to 1e-8 in float64: both
 ends within 1e-3 of the largest |λ|; `right, itself` within 1e-3 of their own size.
 
-    python benchmarks/spectrum.py --model cnn --side 16 --batch 64 --output spectrum-cpu.json
-    python benchmarks/spectrum.py --device cuda --model resnet18 --batch 256 --data cifar10.npz
+    python benchmarks/spectrum.py --model cnn --side 8 --batch 32 --output spectrum-cpu.json
+    python benchmarks/spectrum.py --device cuda --model resnet18 --batch 64 --data cifar10.npz
 
 The weights are trained for some steps of SGD on the batch first: at initialization the spectrum has
 no outliers to speak of. TF32 is off for all, unless asked for. Tools that cannot be imported are
@@ -162,8 +162,8 @@ def batch_of(arguments: argparse.Namespace, device: torch.device) -> Pair:
         images, labels = torch.randn(shape), torch.randint(10, (arguments.batch,))
     else:
         stored = importlib.import_module("numpy").load(arguments.data)
-        images = torch.from_numpy(stored["images"][: arguments.batch]).float()  # (N, 3, H, W)
-        labels = torch.from_numpy(stored["labels"][: arguments.batch]).long()
+        images = torch.from_numpy(stored["x_train"][: arguments.batch]).permute(0, 3, 1, 2).float()
+        labels = torch.from_numpy(stored["y_train"][: arguments.batch]).long()
         images = (images - images.mean((0, 2, 3), True)) / images.std((0, 2, 3), keepdim=True)
     return images.to(device), labels.to(device)
 
@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["cnn", "resnet18"], default="cnn")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--side", type=int, default=16, help="of random images, pixels")
-    parser.add_argument("--data", help=".npz with images (N, 3, H, W) and labels (N,)")
+    parser.add_argument("--data", help=".npz with x_train (N, H, W, 3) and y_train (N,)")
     parser.add_argument("--steps", type=int, default=30, help="of SGD before measuring")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
