@@ -2,20 +2,27 @@
 
     python benchmarks/large_batch.py search --batch 8192 --data-dir data --seconds 1200
     python benchmarks/large_batch.py final --batch 8192 --data-dir data --seeds 5
+    python benchmarks/large_batch.py range --batch 8192 --entrants Muon "Neumann spectral"
+    python benchmarks/large_batch.py transfer --batch 8192 --entrants Muon "Neumann spectral"
+    python benchmarks/large_batch.py time
     python benchmarks/large_batch.py table
 
-Every optimizer is tuned alike: learning rates in ratio 2, widened until the best is bracketed,
-times two weight decays, times momentum 0.6 and 0.9 where it has one. They are chosen on the 5,000
-training images that the lab holds out, in runs of 12 epochs; the winner of each is retrained on all
-50,000 for 24 epochs and tested over paired seeds. Linear decay after a ramp over the first sixth
-(schedule-free: constant after the ramp). No test-time augmentation, no choice of the best epoch:
-the weights after the last step count. BatchNorm statistics are gathered at those weights, for every
-optimizer: after 72 or 144 steps those of training still remember other weights. The accuracy with
-the latter is kept beside it.
+search tunes every optimizer by the same rules (see `contest`) on the 5,000 training images that the
+lab holds out, in runs of 12 epochs; at batch 16384 of 24, for 36 steps are another problem than 72.
+final retrains the winner of each on all 50,000 for 24 epochs and tests it, over paired seeds. range
+finds the learning rates within a point of the best, in ratio √2, and transfer takes the settings to
+ResNet-18, with nothing retuned but the learning rate. time trains the winners for 4 epochs, for the
+seconds of a run; it wants the machine for itself.
 
-Every run is a line in results/large-batch.jsonl; a run that is there is not repeated, and
-`--seconds` begins no run after so long, so that a contest can be held in many sittings. Processes
-with other entrants or other seeds can share the file.
+Linear decay after a ramp over the first sixth (schedule-free: constant after the ramp). No
+test-time augmentation, no choice of the best epoch: the weights after the last step count.
+BatchNorm statistics are gathered at those weights, for every optimizer: after 72 or 144 steps those
+of training still remember other weights. The accuracy with the latter is kept beside it.
+
+Every run is a line in results/large-batch.jsonl. A run that is there is not repeated, and
+`--seconds` begins no run after so long, so that a contest can be held in many sittings. Several
+processes with the same command share the work if they are given the same `--share` folder, which is
+empty at first.
 """
 
 import argparse
@@ -23,12 +30,13 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
+from contest_table import summary, written
 from environment import environment
 
 from neumann.lab.config import TrainConfig
@@ -36,99 +44,17 @@ from neumann.lab.data import Dataset
 from neumann.lab.opening import open_dataset
 from neumann.lab.outcome import Diverged
 from neumann.lab.processes import Process
-from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
 from neumann.lab.training import Training
 
 RESULTS = Path("results/large-batch.jsonl")
-SEARCH_EPOCHS, EPOCHS = 12, 24
+BATCHES = (8192, 16384, 2048, 512)
+EPOCHS = 24
+TIMED_EPOCHS = 4
 TARGET = 90.0  # %
-MOMENTA = (0.6, 0.9)
-# The series by itself, with weight decay as AdamW and Muon have it.
-PLAIN = (
-    "cubic=0,repulsive=0,warmup_epochs=0,reset_steps=0,decoupled_weight_decay=true,"
-    "decay_norms=false,momentum={momentum}"
-)
 
 
-@dataclass(frozen=True)
-class Entrant:
-    """An optimizer in the contest. The grid begins at lr/2, lr, 2·lr."""
-
-    opt: str  # an arm of the lab, with {momentum}
-    lr: float
-    decays: tuple[float, float]
-    sched: str = "linear"
-    ours: bool = False
-
-
-ENTRANTS = {
-    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3)),
-    "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3)),
-    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.02, (0.01, 0.1)),
-    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
-    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
-    "schedule-free AdamW": Entrant(
-        "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), "constant"
-    ),
-    "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
-    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
-    "Neumann diagonal": Entrant(
-        f"neumann:precondition=diagonal,{PLAIN}", 0.004, (0.1, 1.0), ours=True
-    ),
-    "Neumann spectral": Entrant(
-        f"neumann:precondition=spectral,{PLAIN}", 0.03, (0.5, 2.0), ours=True
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One choice of what is tuned."""
-
-    lr: float
-    decay: float
-    momentum: float
-
-
-@dataclass(frozen=True)
-class Key:
-    """What a run is."""
-
-    stage: str  # search: held-out part; final: test set
-    batch: int
-    entrant: str
-    setting: Setting
-    seed: int
-
-
-class Ledger:
-    """The runs there are."""
-
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path, self._about = path, about
-        self.runs: dict[Key, dict[str, Any]] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                run = json.loads(line)
-                key = run["key"]
-                self.runs[Key(**{**key, "setting": Setting(**key["setting"])})] = run
-
-    def add(self, key: Key, result: dict[str, Any]) -> None:
-        run = {"key": asdict(key), **result, **self._about}
-        self.runs[key] = run
-        with self.path.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-
-    def score(self, key: Key) -> float:
-        """The accuracy in %, 0 where it diverged; Missing if there is no such run."""
-        if key not in self.runs:
-            raise Missing
-        run = self.runs[key]
-        return float(run["recalibrated"] if run["recalibrated"] is not None else run["accuracy"])
-
-
-class Missing(Exception):
-    """A run that is not there, and for which there is no time."""
+def search_epochs(batch: int) -> int:
+    return 12 if batch <= 8192 else 24
 
 
 class Trainer:
@@ -146,154 +72,181 @@ class Trainer:
         return self._ledger.score(key)
 
     def _train(self, key: Key) -> dict[str, Any]:
-        final = key.stage == "final"
-        entrant = ENTRANTS[key.entrant]
-        epochs = self._arguments.epochs or (EPOCHS if final else SEARCH_EPOCHS)
-        config = TrainConfig(
-            data=self._arguments.data,
-            data_dir=self._arguments.data_dir,
-            model=self._arguments.model,
+        config = self._config(key)
+        data = self._data.get(config.held_out)
+        if data is None:
+            data = self._data[config.held_out] = open_dataset(config)
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            try:
+                outcome = Training(config, Process(), data).run(run)
+            except Diverged as error:
+                print(f"{describe(key)}  diverged in step {error.step}", flush=True)
+                return {"accuracy": 0.0, "recalibrated": None, "diverged": error.step}
+            reached = steps_to(TARGET, run / "metrics.jsonl")
+        score = outcome.accuracy_recalibrated
+        score = outcome.accuracy if score is None else score
+        print(f"{describe(key)}  {score:.2f} %  {outcome.seconds:.1f} s", flush=True)
+        return {
+            "accuracy": outcome.accuracy,
+            "recalibrated": outcome.accuracy_recalibrated,
+            "train_loss": outcome.train_loss,
+            "seconds": outcome.seconds,
+            "steps": outcome.steps,
+            "steps_to_target": reached,
+        }
+
+    def _config(self, key: Key) -> TrainConfig:
+        entrant, arguments = ENTRANTS[key.entrant], self._arguments
+        return TrainConfig(
+            data=arguments.data,
+            data_dir=arguments.data_dir,
+            model=key.model,
             opt=entrant.opt.format(momentum=key.setting.momentum),
             lr=key.setting.lr,
             weight_decay=key.setting.decay,
             batch_size=key.batch,
-            epochs=epochs,
+            epochs=key.epochs,
             sched=entrant.sched,  # type: ignore[arg-type]
-            ramp_epochs=epochs / 6,
+            ramp_epochs=key.epochs / 6,
             seed=key.seed,
-            held_out=not final,
-            target=TARGET,
-            eval_every=2 if final else epochs,
+            held_out=key.stage == "search",
+            eval_every=2 if key.stage == "final" else key.epochs,
             checkpoint_every=0,
             log_every=10_000,
+            # A large batch fills the card by itself; a graph would only keep its memory.
+            cuda_graph="auto" if key.batch < 8192 else "off",
         ).resolve()
-        data = self._data.setdefault(final, open_dataset(config))
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                summary = Training(config, Process(), data).run(Path(folder) / "run")
-            except Diverged as error:
-                print(f"{describe(key)}  diverged in step {error.step}", flush=True)
-                return {"accuracy": 0.0, "recalibrated": None, "diverged": error.step}
-        result = {
-            "accuracy": summary.accuracy,
-            "recalibrated": summary.accuracy_recalibrated,
-            "train_loss": summary.train_loss,
-            "seconds": summary.seconds,
-            "steps": summary.steps,
-            "steps_to_target": summary.steps_to_target,
-        }
-        print(f"{describe(key)}  {result['recalibrated']:.2f} %", flush=True)
-        return result
+
+
+def steps_to(target: float, metrics: Path) -> int | None:
+    """The steps after which the accuracy was there for the first time, of those evaluated."""
+    for line in map(json.loads, metrics.read_text().splitlines()):
+        score = line.get("accuracy_recalibrated", line.get("accuracy"))
+        if line["kind"] == "epoch" and score is not None and score >= target:
+            return int(line["step"])
+    return None
 
 
 def describe(key: Key) -> str:
     setting = key.setting
     return (
-        f"{key.stage:6} {key.batch:6} {key.entrant:20} lr {setting.lr:<9.4g} "
+        f"{key.stage:6} {key.model} {key.batch:6} {key.entrant:20} lr {setting.lr:<9.4g} "
         f"decay {setting.decay:<7.3g} momentum {setting.momentum} seed {key.seed}"
     )
 
 
-def search(score: Callable[[Key], float], name: str, batch: int) -> Setting:
-    """The best setting on the held-out part; its lr is bracketed."""
-    entrant = ENTRANTS[name]
-    lrs = [entrant.lr / 2, entrant.lr, entrant.lr * 2]
-    while True:
-        scores = {
-            setting: score(Key("search", batch, name, setting, 0)) for setting in grid(entrant, lrs)
-        }
-        best = max(scores, key=lambda setting: scores[setting])
-        if best.lr == lrs[0]:
-            lrs.insert(0, lrs[0] / 2)
-        elif best.lr == lrs[-1]:
-            lrs.append(lrs[-1] * 2)
-        else:
-            return best
+class Contest:
+    """The stages, each a sequence of pieces of work that processes can share."""
 
+    def __init__(self, ledger: Ledger, trainer: Trainer, arguments: argparse.Namespace) -> None:
+        self._ledger, self._trainer, self._arguments = ledger, trainer, arguments
 
-def grid(entrant: Entrant, lrs: list[float]) -> Iterator[Setting]:
-    for lr in lrs:
-        for decay in entrant.decays:
-            for momentum in MOMENTA:
-                yield Setting(lr, decay, momentum)
+    def run(self, stage: str) -> None:
+        """All the work that nobody else has taken."""
+        work: list[tuple[Any, ...]] = list(getattr(self, f"_{stage}_pieces")())
+        if self._arguments.backwards:
+            work.reverse()
+        for piece in work:
+            if not claimed(self._arguments.share, (stage, *piece)):
+                getattr(self, f"_{stage}")(*piece)
 
+    def search(self, entrant: str, batch: int, model: str = "resnet9") -> Search:
+        """Where an entrant's search stands in the ledger."""
+        return Search(entrant, batch, self._arguments.epochs or search_epochs(batch), model)
 
-def chosen(ledger: Ledger, name: str, batch: int) -> tuple[Setting, float] | None:
-    """The best setting found so far and its score, if the search has brackets for it."""
+    def chosen(self, entrant: str, batch: int) -> Setting | None:
+        """The entrant's setting, if its search is over."""
+        self._ledger.refresh()
+        try:
+            return self.search(entrant, batch).best(self._ledger.score)
+        except Missing:
+            return None
 
-    try:
-        setting = search(ledger.score, name, batch)
-    except Missing:
-        return None
-    return setting, ledger.score(Key("search", batch, name, setting, 0))
+    def _pairs(self) -> Iterator[tuple[str, int]]:
+        for batch in self._arguments.batch:
+            for entrant in self._arguments.entrants:
+                yield entrant, batch
 
+    _search_pieces = _range_pieces = _time_pieces = _transfer_pieces = _pairs
 
-def table(ledger: Ledger) -> None:
-    """For each batch: means, intervals, and differences to the best peer on held-out data."""
-    for batch in sorted({key.batch for key in ledger.runs}):
-        found = {name: c for name in ENTRANTS if (c := chosen(ledger, name, batch)) is not None}
-        peers = {name: score for name, (_, score) in found.items() if not ENTRANTS[name].ours}
-        best_peer = max(peers, key=lambda name: peers[name]) if peers else None
-        print(f"\nbatch {batch}; best peer on held-out data: {best_peer}")
-        tested = {
-            name: {
-                key.seed: ledger.score(key)
-                for key in ledger.runs
-                if (key.stage, key.batch, key.entrant, key.setting)
-                == ("final", batch, name, setting)
-            }
-            for name, (setting, _) in found.items()
-        }
-        for name, (setting, score) in found.items():
-            interval = mean_interval(list(tested[name].values()))
-            text = f"{name:20} held out {score:6.2f}  {setting}"
-            if interval.mean is not None:
-                half = math.nan if interval.high is None else interval.high - interval.mean
-                text += f"  tested {interval.mean:6.2f} ± {half:.2f} (n = {interval.n})"
-            if best_peer is not None and name != best_peer and tested[name] and tested[best_peer]:
-                d = paired_difference(*common_seeds(tested[name], tested[best_peer]))
-                if d.mean is not None and d.low is not None:
-                    text += f"  {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}] p {d.p}"
-            print(text)
+    def _final_pieces(self) -> Iterator[tuple[str, int, int]]:
+        """Seed by seed, so that a contest cut short has whole pairs."""
+        first = self._arguments.first_seed
+        for batch in self._arguments.batch:
+            for seed in range(first, first + self._arguments.seeds):
+                for entrant in self._arguments.entrants:
+                    yield entrant, batch, seed
+
+    def _search(self, entrant: str, batch: int) -> None:
+        self.search(entrant, batch).best(self._trainer.score)
+
+    def _range(self, entrant: str, batch: int) -> None:
+        setting = self.chosen(entrant, batch)
+        if setting is not None:
+            self.search(entrant, batch).width(self._trainer.score, setting)
+
+    def _final(self, entrant: str, batch: int, seed: int) -> None:
+        self._test("resnet9", entrant, batch, self.chosen(entrant, batch), seed)
+
+    def _time(self, entrant: str, batch: int) -> None:
+        setting = self.chosen(entrant, batch)
+        if setting is not None:
+            key = Key("time", "resnet9", batch, TIMED_EPOCHS, entrant, setting)
+            self._trainer.score(key)
+
+    def _transfer(self, entrant: str, batch: int) -> None:
+        setting = self.chosen(entrant, batch)
+        if setting is not None:
+            search = self.search(entrant, batch, "resnet18")
+            setting = search.transferred(self._trainer.score, setting)
+            for seed in range(self._arguments.seeds):
+                self._test("resnet18", entrant, batch, setting, seed)
+
+    def _test(
+        self, model: str, entrant: str, batch: int, setting: Setting | None, seed: int
+    ) -> None:
+        if setting is not None:
+            epochs = self._arguments.epochs or EPOCHS
+            self._trainer.score(Key("final", model, batch, epochs, entrant, setting, seed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=["search", "final", "table"])
-    parser.add_argument("--batch", type=int, nargs="+", default=[8192, 16384, 2048, 512])
+    stages = ["search", "final", "range", "transfer", "time", "table"]
+    parser.add_argument("stage", choices=stages)
+    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="of each winner")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--model", default="resnet9")
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
+    parser.add_argument("--backwards", action="store_true", help="begin with the last of the work")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--commit")
+    parser.add_argument("--commit", help="where git cannot tell")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = environment(device, arguments.commit)
     kept = {key: about[key] for key in ("commit", "date", "hardware", "versions")}
     ledger = Ledger(arguments.results, kept)
-    trainer = Trainer(ledger, arguments)
-    try:
-        for batch in arguments.batch if arguments.stage != "table" else ():
-            if arguments.stage == "search":
-                for name in arguments.entrants:
-                    search(trainer.score, name, batch)
-                continue
-            # Seed by seed, so that a contest cut short has whole pairs.
-            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                for name in arguments.entrants:
-                    found = chosen(ledger, name, batch)
-                    if found is not None:
-                        trainer.score(Key("final", batch, name, found[0], seed))
-    except Missing:
-        print("the time is over; the same command goes on")
-    table(ledger)
+    contest = Contest(ledger, Trainer(ledger, arguments), arguments)
+    if arguments.stage != "table":
+        try:
+            contest.run(arguments.stage)
+        except Missing:
+            print("the time is over; the same command goes on")
+        return
+    found = {
+        "resnet9": [summary(ledger, contest.search, batch) for batch in sorted(BATCHES)],
+        "resnet18": [summary(ledger, contest.search, 8192, "resnet18")],
+    }
+    print(written(found))
+    arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

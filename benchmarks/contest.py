@@ -1,0 +1,216 @@
+"""The rules of the large-batch contest: who takes part, what is tuned, and the book of all runs.
+
+Every optimizer is tuned alike: learning rates in ratio 2, widened until the best is bracketed,
+times two weight decays, times momentum 0.6 and 0.9, which all of them have. Scores are % of images
+classified right; a run that diverged has 0.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MOMENTA = (0.6, 0.9)
+OCTAVE = 2  # grid points, for learning rates in ratio √2
+
+# The series by itself, with weight decay as AdamW and Muon have it.
+PLAIN = (
+    "cubic=0,repulsive=0,warmup_epochs=0,reset_steps=0,decoupled_weight_decay=true,"
+    "decay_norms=false,momentum={momentum}"
+)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """An optimizer in the contest. The grid begins at lr/2, lr, 2·lr."""
+
+    opt: str  # an arm of the lab, with {momentum}
+    lr: float
+    decays: tuple[float, ...]
+    sched: str = "linear"
+    ours: bool = False
+
+    def lr_at(self, point: int) -> float:
+        """The learning rate that many half octaves above the first."""
+        return float(self.lr * 2.0 ** (point / OCTAVE))
+
+
+ENTRANTS = {
+    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3)),
+    "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3)),
+    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.02, (0.01, 0.1)),
+    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
+    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
+    "schedule-free AdamW": Entrant(
+        "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), "constant"
+    ),
+    "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
+    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
+    "Neumann diagonal": Entrant(
+        f"neumann:precondition=diagonal,{PLAIN}", 0.004, (0.1, 1.0), ours=True
+    ),
+    "Neumann spectral": Entrant(
+        f"neumann:precondition=spectral,{PLAIN}", 0.03, (0.5, 2.0), ours=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One choice of what is tuned."""
+
+    lr: float
+    decay: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a run is."""
+
+    stage: str  # search: held-out images; final: test set; time: alone on the machine
+    model: str
+    batch: int
+    epochs: int
+    entrant: str
+    setting: Setting
+    seed: int = 0
+
+
+class Missing(Exception):
+    """A run that is not there."""
+
+
+class Ledger:
+    """All runs, a line of JSON each; several processes may add to one file."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path, self._about = path, about
+        self.runs: dict[Key, dict[str, Any]] = {}
+        self._read = 0  # bytes
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Learn what others have added. A line is added at once, so all there are are whole."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+        self._read += len(lines)
+        for line in lines.splitlines():
+            run = json.loads(line)
+            key = dict(run["key"])
+            self.runs[Key(**{**key, "setting": Setting(**key["setting"])})] = run
+
+    def add(self, key: Key, result: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"key": asdict(key), **result, **self._about}) + "\n")
+        self.refresh()
+
+    def score(self, key: Key) -> float:
+        """With BatchNorm statistics of the final weights; Missing if there is no such run."""
+        if key not in self.runs:
+            raise Missing
+        run = self.runs[key]
+        return float(run["recalibrated"] if run["recalibrated"] is not None else run["accuracy"])
+
+    def finals(self, model: str, batch: int, entrant: str, setting: Setting) -> dict[int, Any]:
+        """The tested runs of a winner, by seed."""
+        wanted = ("final", model, batch, entrant, setting)
+        return {
+            key.seed: run
+            for key, run in self.runs.items()
+            if (key.stage, key.model, key.batch, key.entrant, key.setting) == wanted
+        }
+
+
+Score = Callable[[Key], float]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for an entrant's setting, on held-out images."""
+
+    entrant: str
+    batch: int
+    epochs: int
+    model: str = "resnet9"
+
+    def key(self, point: int, decay: float, momentum: float) -> Key:
+        setting = Setting(ENTRANTS[self.entrant].lr_at(point), decay, momentum)
+        return Key("search", self.model, self.batch, self.epochs, self.entrant, setting)
+
+    def best(
+        self,
+        score: Score,
+        decays: Iterable[float] | None = None,
+        momenta: Iterable[float] = MOMENTA,
+    ) -> Setting:
+        """The best setting; its learning rate is bracketed."""
+        decays = tuple(decays or ENTRANTS[self.entrant].decays)
+        momenta = tuple(momenta)
+        points = [-OCTAVE, 0, OCTAVE]
+        while True:
+            scores = {
+                (point, decay, momentum): score(self.key(point, decay, momentum))
+                for point in points
+                for decay in decays
+                for momentum in momenta
+            }
+            best = max(scores, key=lambda place: scores[place])
+            if best[0] == points[0]:
+                points.insert(0, points[0] - OCTAVE)
+            elif best[0] == points[-1]:
+                points.append(points[-1] + OCTAVE)
+            else:
+                return self.key(*best).setting
+
+    def transferred(self, score: Score, setting: Setting) -> Setting:
+        """For another model: nothing retuned but the learning rate."""
+        return self.best(score, (setting.decay,), (setting.momentum,))
+
+    def width(self, score: Score, setting: Setting, margin: float = 1.0) -> tuple[float, float]:
+        """The learning rates within `margin` points of the best, in ratio √2 around the setting's.
+
+        Both ends are bracketed: the next rate beyond either is further off.
+        """
+        entrant = ENTRANTS[self.entrant]
+        point = next(p for p in _outwards() if entrant.lr_at(p) == setting.lr)
+        scores = {point: self._at(score, point, setting)}
+        while True:
+            best = max(scores, key=lambda p: scores[p])
+            low = high = best
+            while scores.get(low - 1, -math.inf) >= scores[best] - margin:
+                low -= 1
+            while scores.get(high + 1, -math.inf) >= scores[best] - margin:
+                high += 1
+            missing = {low - 1, high + 1} - set(scores)
+            if not missing:
+                return entrant.lr_at(low), entrant.lr_at(high)
+            scores |= {p: self._at(score, p, setting) for p in missing}
+
+    def _at(self, score: Score, point: int, setting: Setting) -> float:
+        return score(self.key(point, setting.decay, setting.momentum))
+
+
+def _outwards() -> Iterator[int]:
+    yield 0
+    for distance in range(1, 100):
+        yield from (distance, -distance)
+
+
+def claimed(folder: Path | None, work: object) -> bool:
+    """Whether another process that shares the folder has taken this work; if not, it is ours."""
+    if folder is None:
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(repr(work).encode()).hexdigest()[:16]
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False

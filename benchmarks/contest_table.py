@@ -1,0 +1,151 @@
+"""What the contest has found so far: for each batch size the winners, tested, beside the best peer.
+
+The best peer is the one of the others with the best held-out score. Differences to it are paired by
+seed. A run that diverged has no number; it is counted.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from contest import ENTRANTS, Ledger, Missing, Search, Setting
+
+from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
+
+EPOCHS_OF_A_RUN = 24
+
+
+def summary(
+    ledger: Ledger, search: Callable[..., Search], batch: int, model: str = "resnet9"
+) -> dict[str, Any]:
+    """The rows of one batch size, of those entrants whose search is over."""
+    rows = []
+    for entrant in ENTRANTS:
+        here = search(entrant, batch, model)
+        try:
+            setting = search(entrant, batch).best(ledger.score)
+            if model != "resnet9":
+                setting = here.transferred(ledger.score, setting)
+        except Missing:
+            continue
+        rows.append(_row(ledger, here, setting))
+    peers = [row for row in rows if not row["ours"]]
+    best = max(peers, key=lambda row: float(row["held_out"]), default=None)
+    for row in rows:
+        row["difference"] = None if best is None or row is best else _difference(row, best)
+    return {
+        "model": model,
+        "batch": batch,
+        "best_peer": None if best is None else best["entrant"],
+        "rows": rows,
+    }
+
+
+def _row(ledger: Ledger, search: Search, setting: Setting) -> dict[str, Any]:
+    runs = ledger.finals(search.model, search.batch, search.entrant, setting)
+    scores = {seed: _score(run) for seed, run in sorted(runs.items())}
+    reached = [run.get("steps_to_target") for run in runs.values()]
+    held_out = next(
+        ledger.score(key)
+        for key in ledger.runs
+        if (key.stage, key.model, key.batch, key.epochs, key.entrant, key.setting, key.seed)
+        == ("search", search.model, search.batch, search.epochs, search.entrant, setting, 0)
+    )
+    return {
+        "entrant": search.entrant,
+        "ours": ENTRANTS[search.entrant].ours,
+        "setting": asdict(setting),
+        "held_out": held_out,  # %
+        "scores": scores,  # %, by seed
+        "interval": asdict(mean_interval(list(scores.values()))),
+        "with_training_statistics": _mean([run["accuracy"] for run in runs.values()]),  # %
+        "steps": next((run.get("steps") for run in runs.values()), None),
+        "steps_to_target": None if None in reached or not reached else statistics.median(reached),
+        "seconds": _seconds(ledger, search, setting),
+        "range": _range(ledger, search, setting),
+    }
+
+
+def _score(run: dict[str, Any]) -> float:
+    if "diverged" in run:
+        return math.nan
+    return float(run["recalibrated"] if run["recalibrated"] is not None else run["accuracy"])
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _seconds(ledger: Ledger, search: Search, setting: Setting) -> float | None:
+    """Of training for a whole run, from the one that had the machine for itself."""
+    for key, run in ledger.runs.items():
+        if (key.stage, key.model, key.batch, key.entrant, key.setting) == (
+            "time",
+            search.model,
+            search.batch,
+            search.entrant,
+            setting,
+        ):
+            return float(run["seconds"]) * EPOCHS_OF_A_RUN / key.epochs
+    return None
+
+
+def _range(ledger: Ledger, search: Search, setting: Setting) -> dict[str, float] | None:
+    try:
+        low, high = search.width(ledger.score, setting)
+    except Missing:
+        return None
+    return {"low": low, "high": high, "octaves": math.log2(high / low)}
+
+
+def _difference(row: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any] | None:
+    ours, theirs = common_seeds(row["scores"], peer["scores"])
+    return asdict(paired_difference(ours, theirs)) if ours else None
+
+
+def written(found: dict[str, list[dict[str, Any]]]) -> str:
+    """As Markdown."""
+    return "\n\n".join(_table(part) for parts in found.values() for part in parts if part["rows"])
+
+
+def _table(part: dict[str, Any]) -> str:
+    lines = [
+        f"{part['model']}, batch {part['batch']}; best peer, held out: {part['best_peer']}",
+        "",
+        "| optimizer | lr, decay, momentum | held out | tested, % | n | to the best peer | p "
+        "| steps to 90 % | s a run | lr within a point |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in sorted(part["rows"], key=_rank, reverse=True):
+        setting, interval, d = row["setting"], row["interval"], row["difference"]
+        half = None if interval["high"] is None else interval["high"] - interval["mean"]
+        cells = [
+            row["entrant"],
+            f"{setting['lr']:.3g}, {setting['decay']:g}, {setting['momentum']:g}",
+            f"{row['held_out']:.2f}",
+            _cell(interval["mean"], "{:.2f}") + _cell(half, " ± {:.2f}"),
+            str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
+            ""
+            if d is None or d["low"] is None
+            else f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]",
+            _cell(None if d is None else d["p"], "{:.2g}"),
+            _cell(row["steps_to_target"], "{:g}"),
+            _cell(row["seconds"], "{:.1f}"),
+            ""
+            if row["range"] is None
+            else f"{row['range']['low']:.3g} to "
+            f"{row['range']['high']:.3g}, {row['range']['octaves']:g} octaves",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _rank(row: dict[str, Any]) -> float:
+    mean = row["interval"]["mean"]
+    return float(row["held_out"] if mean is None else mean)
+
+
+def _cell(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)

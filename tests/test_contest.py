@@ -1,0 +1,112 @@
+"""The rules of the large-batch contest, played with scores from a formula."""
+
+import math
+
+import pytest
+
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
+from contest_table import summary, written
+
+MUON = Search("Muon", 8192, 12)
+
+
+def landscape(best_lr, slope=1.0, decay=1.0, momentum=0.6):
+    """90 % at best_lr, that much less an octave away, and for what else is not best."""
+
+    def score(key):
+        octaves = abs(math.log2(key.setting.lr / best_lr))
+        wrong = (key.setting.decay != decay) + (key.setting.momentum != momentum)
+        return 90 - slope * octaves - wrong
+
+    return score
+
+
+@pytest.mark.parametrize("octaves", [-5, -1, 0, 1, 4])
+def test_the_search_widens_until_the_best_is_bracketed(octaves):
+    best_lr = ENTRANTS["Muon"].lr * 2.0**octaves
+    asked = []
+
+    def score(key):
+        asked.append(key.setting.lr)
+        return landscape(best_lr)(key)
+
+    assert MUON.best(score) == Setting(best_lr, 1.0, 0.6)
+    assert min(asked) < best_lr < max(asked)
+    assert {lr / best_lr for lr in asked} <= {2.0**k for k in range(-12, 12)}
+
+
+def test_transfer_retunes_the_learning_rate_alone():
+    asked = set()
+
+    def score(key):
+        asked.add((key.model, key.setting.decay, key.setting.momentum))
+        return landscape(0.02)(key)
+
+    search = Search("Muon", 8192, 12, "resnet18")
+    assert search.transferred(score, Setting(0.04, 0.1, 0.9)) == Setting(0.02, 0.1, 0.9)
+    assert asked == {("resnet18", 0.1, 0.9)}
+
+
+@pytest.mark.parametrize(("slope", "octaves"), [(1.0, 2.0), (0.5, 4.0), (0.9, 2.0), (3.0, 0.0)])
+def test_the_width_is_that_of_the_hill(slope, octaves):
+    """Within a point of the top are 2/slope octaves, of which the grid sees those in ratio √2."""
+    low, high = MUON.width(landscape(0.08, slope), Setting(0.04, 1.0, 0.6))
+    assert math.log2(high / low) == octaves
+    assert math.sqrt(low * high) == pytest.approx(0.08)
+
+
+def test_the_book_can_be_shared(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    ours, theirs = Ledger(path, {"commit": "a"}), Ledger(path, {"commit": "b"})
+    key = MUON.key(0, 1.0, 0.6)
+    with pytest.raises(Missing):
+        theirs.score(key)
+    ours.add(key, {"accuracy": 80.0, "recalibrated": 91.0})
+    theirs.refresh()
+    assert theirs.score(key) == Ledger(path, {}).score(key) == 91.0
+    assert theirs.runs[key]["commit"] == "a"
+    assert not claimed(tmp_path / "share", ("search", "Muon", 8192))
+    assert claimed(tmp_path / "share", ("search", "Muon", 8192))
+    assert not claimed(tmp_path / "share", ("search", "Muon", 512))
+
+
+def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
+    """LAMB is better when tested, but Muon was picked; of the seeds only common ones are paired."""
+    ledger = Ledger(tmp_path / "runs.jsonl", {})
+    tested = {"Muon": [90.0, 92.0], "LAMB": [95.0, 95.5], "Neumann spectral": [90.5, 92.7, 10.0]}
+    tops = {"Muon": 0.0, "LAMB": -3.0, "Neumann spectral": -5.0}
+
+    def search(entrant, batch, model="resnet9"):
+        return Search(entrant, batch, 12, model)
+
+    for name, scores in tested.items():
+        entrant = ENTRANTS[name]
+
+        def score(key, name=name, entrant=entrant):
+            found = landscape(entrant.lr, decay=entrant.decays[0])(key) + tops[name]
+            if key not in ledger.runs:
+                ledger.add(key, {"accuracy": 1.0, "recalibrated": found})
+            return found
+
+        setting = search(name, 8192).best(score)
+        search(name, 8192).width(score, setting)
+        for seed, value in enumerate(scores):
+            key = Key("final", "resnet9", 8192, 24, name, setting, seed)
+            result = {"accuracy": 50.0, "recalibrated": value, "steps": 144}
+            ledger.add(key, {**result, "steps_to_target": None if seed else 100})
+        key = Key("time", "resnet9", 8192, 4, name, setting)
+        ledger.add(key, {"accuracy": 50.0, "recalibrated": 1.0, "seconds": 2.0})
+    found = summary(ledger, search, 8192)
+    assert found["best_peer"] == "Muon"
+    rows = {row["entrant"]: row for row in found["rows"]}
+    assert set(rows) == set(tested)
+    difference = rows["Neumann spectral"]["difference"]
+    assert difference["mean"] == pytest.approx(0.6)
+    assert difference["n"] == 2
+    assert rows["Muon"]["difference"] is None
+    assert rows["Muon"]["seconds"] == 12.0
+    assert rows["Muon"]["range"]["octaves"] == 2.0
+    assert rows["Muon"]["steps_to_target"] is None
+    text = written({"resnet9": [found], "resnet18": [summary(ledger, search, 8192, "resnet18")]})
+    assert "| Muon | 0.04, 0.1, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
+    assert "resnet18" not in text
