@@ -42,7 +42,7 @@ from environment import environment
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.opening import open_dataset
-from neumann.lab.outcome import Diverged
+from neumann.lab.outcome import Diverged, Summary
 from neumann.lab.processes import Process
 from neumann.lab.training import Training
 
@@ -79,7 +79,7 @@ class Trainer:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             try:
-                outcome = Training(config, Process(), data).run(run)
+                outcome = self._outcome(key, Training(config, Process(), data), run)
             except Diverged as error:
                 print(f"{describe(key)}  diverged in step {error.step}", flush=True)
                 return {"accuracy": 0.0, "recalibrated": None, "diverged": error.step}
@@ -95,6 +95,9 @@ class Trainer:
             "steps": outcome.steps,
             "steps_to_target": reached,
         }
+
+    def _outcome(self, key: Key, training: Training, folder: Path) -> Summary:
+        return training.run(folder)
 
     def _config(self, key: Key) -> TrainConfig:
         entrant, arguments = ENTRANTS[key.entrant], self._arguments

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
 from contest_table import summary, written
 

@@ -63,6 +63,10 @@ def test_arms_are_read_and_written(text, options):
         ("sgd:params=1", "unknown option of sgd 'params'"),
         ("neumann:momentum=2", "momentum must be in"),
         ("adam:lr=-1", "Invalid learning rate"),
+        ("neumann:precondition=nowhere:P", "precondition: there is no module nowhere"),
+        ("neumann:precondition=math:P", "unknown function of math 'P'"),
+        ("neumann:precondition=math:sqrt", "precondition math:sqrt: TypeError"),
+        ("neumann:precondition=builtins:dict", "precondition must be"),
     ],
 )
 def test_bad_arms_are_refused_in_one_line(text, message):
@@ -79,6 +83,16 @@ def test_every_option_of_neumann_is_reachable():
     group = optimizer.param_groups[0]
     assert (group["lr"], group["warmup_steps"], group["cubic"]) == (0.3, 3, 0.0)
     assert group["foreach"] is True
+
+
+def test_a_preconditioner_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    body = "from neumann.optim.preconditioners import Diagonal\n\ndef slow():\n    "
+    (tmp_path / "mine_for_the_lab.py").write_text(body + "return Diagonal(decay=0.5)\n")
+    arm = Arm.parse("neumann:precondition=mine_for_the_lab:slow")
+    optimizer = build(arm, model(), steps_per_epoch=7)
+    assert optimizer.param_groups[0]["precondition"].decay == 0.5
 
 
 def test_epochs_become_steps():

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from neumann.lab.entries import made_by
 from neumann.lab.errors import UsageError, missing_package, shorten, unknown
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -126,6 +127,8 @@ def build(
     decay = _number(arm, "weight_decay", options.pop("weight_decay", weight_decay))
     if arm.name == "neumann":
         options.setdefault("steps_per_epoch", steps_per_epoch)
+        if ":" in str(options.get("precondition")):  # one of the user's own
+            options["precondition"] = made_by(options["precondition"], "precondition")
     fusable = "fused" in inspect.signature(constructor).parameters and "foreach" not in options
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)

@@ -6,12 +6,7 @@ the same. From a function: whatever it returns. UsageError where either cannot b
 """
 
 import dataclasses
-import importlib
-import inspect
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +19,8 @@ from neumann.lab.checkpoints import Checkpoints, Loaded
 from neumann.lab.config import TrainConfig
 from neumann.lab.config_files import from_mapping
 from neumann.lab.curvature import EXAMPLES, probe_batch
-from neumann.lab.errors import UsageError, shorten, unknown
+from neumann.lab.entries import made_by
+from neumann.lab.errors import UsageError, shorten
 from neumann.lab.models import classification_loss
 from neumann.lab.networks import Network
 from neumann.lab.optimizers import evaluating
@@ -110,7 +106,7 @@ def _checkpoint(folder: Path, step: int | None) -> Loaded:
 
 def of_entry(entry: str, examples: int | None) -> Subject:
     """What the function gives: (model, loss, data)."""
-    given = _called(entry, _function(entry))
+    given = made_by(entry, "--entry")
     if not isinstance(given, tuple | list) or len(given) != 3 or not _is_subject(given):
         shape = ", ".join(type(each).__name__ for each in given) if _listed(given) else ""
         raise UsageError(
@@ -144,44 +140,6 @@ def first_examples(loader: Any, examples: int) -> Iterator[Any]:
         seen += examples_of(batch)
         if seen >= examples:
             return
-
-
-def _function(entry: str) -> Callable[[], Any]:
-    name, colon, attribute = entry.partition(":")
-    if not (name and colon and attribute):
-        raise UsageError(f"--entry must be MODULE:FUNCTION, got {entry!r}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            near = sorted(path.stem for path in Path.cwd().glob("*.py"))
-            if near:
-                raise unknown("module of --entry", name, near) from error
-            raise UsageError(f"--entry: there is no module {name}, here or installed") from error
-        raise UsageError(f"--entry {entry}: {_told(error)}") from error
-    except Exception as error:
-        raise UsageError(f"--entry {entry}: {_told(error)}") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise unknown(f"function of {name}", attribute, functions)
-    function: Callable[[], Any] = found
-    return function
-
-
-def _called(entry: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception as error:
-        raise UsageError(f"--entry {entry}: {_told(error)}") from error
-
-
-def _told(error: Exception) -> str:
-    """What was raised, and where: the user's code is theirs to mend."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {shorten(error)} ({Path(last.filename).name}:{last.lineno})"
 
 
 def _is_subject(given: Any) -> bool:
