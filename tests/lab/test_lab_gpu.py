@@ -50,6 +50,22 @@ def test_a_captured_step_computes_what_a_plain_one_does(tmp_path, opt):
     assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_curvature_is_measured_beside_captured_steps(tmp_path, fast):
+    """In float32 without TF32, whatever the training runs in, and the training does not notice."""
+    common = {} if fast else {"amp": "off", "compile": "off"}
+    trained(tmp_path / "measured", spectrum_every=20, spectrum_batch=64, **common)
+    trained(tmp_path / "plain", **common)
+    lines = read_metrics(tmp_path / "measured")
+    spectra = [line for line in lines if line["kind"] == "spectrum"]
+    assert [line["step"] for line in spectra] == [0, 20, 40, 48]
+    for line in spectra:
+        assert line["probe"]["largest_converged"]
+        assert line["probe"]["noise"] < 1e-3 * line["probe"]["largest"]
+    measured = [line["train_loss"] for line in lines if "train_loss" in line]
+    assert measured == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
+
+
 def test_compiled_in_bfloat16(tmp_path):
     _, summary = trained(tmp_path / "fast")
     trained(tmp_path / "plain", amp="off", compile="off", cuda_graph="off")
