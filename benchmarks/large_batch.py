@@ -164,6 +164,7 @@ class Contest:
         try:
             return self.search(entrant, batch).best(self._ledger.score)
         except Missing:
+            print(f"the search of {entrant} at batch {batch} is not over", flush=True)
             return None
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
