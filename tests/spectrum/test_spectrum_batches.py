@@ -125,3 +125,31 @@ def test_a_scalar_in_front_is_not_the_examples():
     x = torch.ones(6, 5, dtype=torch.float64)
     operator = Hessian(model, objective, batch=(torch.tensor(2.0), x))
     assert operator.about.examples == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_may_fill_the_same_tensors_again(kind):
+    model, (x, y) = network(), batch(16, 5)
+
+    def filling():
+        inputs, targets = torch.empty_like(x[:8]), torch.empty_like(y[:8])
+        for start in (0, 8):
+            inputs.copy_(x[start : start + 8])
+            targets.copy_(y[start : start + 8])
+            yield inputs, targets
+
+    whole = kind(model, cross_entropy, batch=(x, y))
+    pieces = kind(model, cross_entropy, loader=filling())
+    assert torch.allclose(pieces @ ones(whole), whole @ ones(whole), atol=1e-9)
+
+
+def test_batches_of_a_list_are_kept_where_they_are():
+    pair = batch(6, 5)
+    operator = Hessian(network(), cross_entropy, loader=[pair, pair])
+    assert operator.pieces[0].data is pair
+
+
+def test_a_dataset_is_no_loader():
+    dataset = TensorDataset(*batch(16, 5))
+    with pytest.raises(TypeError, match=r"TensorDataset is a dataset.*DataLoader\(dataset"):
+        Hessian(network(), cross_entropy, loader=dataset)

@@ -103,3 +103,64 @@ def test_sharded_parameters_by_differences(two):
         assert torch.allclose(product, expected, atol=1e-6)
         assert largest == pytest.approx(top, rel=1e-3)
         assert unchanged
+
+
+def refused(what):
+    """What each rank is told when only the second one has something wrong."""
+    rank = distributed.get_rank()
+    model, (x, y) = network(norm=False), batches()[3]
+    options = {"loader": [(x, y)]}
+    loss = cross_entropy
+    if rank == 1 and what == "empty":
+        options["loader"] = []
+    if rank == 1 and what == "filter":
+        options["parameters"] = ["0.*", "nothing"]
+    if what == "not finite":
+        loss = nn.functional.mse_loss
+        y = torch.full((11, 3), float("nan") if rank == 1 else 1.0, dtype=torch.float64)
+        options["loader"] = [(x, y)]
+    if rank == 1 and what == "detached":
+        loss = lambda output, target: cross_entropy(output.detach(), target)  # noqa: E731
+    if what == "mixed":
+        options["chunk"] = 4
+        if rank == 1:
+            loss = nn.CrossEntropyLoss(reduction="sum")
+    try:
+        operator = Hessian(model, loss, process_group=distributed.group.WORLD, **options)
+        operator @ torch.ones(operator.size, dtype=torch.float64)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds", "message"),
+    [
+        ("empty", ("RuntimeError", "ValueError"), "loader gave no batch"),
+        ("filter", ("RuntimeError", "ValueError"), "'nothing' passes none"),
+        ("not finite", ("NonFiniteProduct", "NonFiniteProduct"), "the loss is not finite"),
+        ("detached", ("RuntimeError", "ValueError"), "does not depend on any trainable"),
+        ("mixed", ("RuntimeError", "ValueError"), "chunk= changes the loss"),
+    ],
+)
+def test_what_one_rank_refuses_no_rank_waits_for(two, what, kinds, message):
+    first, second = two.run(refused, what)
+    assert (first[0], second[0]) == kinds
+    assert first[1].startswith("rank 1 of process_group failed")
+    assert message in second[1]
+
+
+def wrapped():
+    pair = batches()[0]
+    parallel = DistributedDataParallel(network())
+    around = torch.compile(parallel, backend="eager")
+    inside = DistributedDataParallel(torch.compile(network(), backend="eager"))
+    operators = [Hessian(m, cross_entropy, batch=pair) for m in (network(), around, inside)]
+    return [(o.about.names, o @ torch.ones(o.size, dtype=torch.float64)) for o in operators]
+
+
+def test_models_are_unwrapped_in_any_order(two):
+    for plain, *others in two.run(wrapped):
+        for names, product in others:
+            assert names == plain[0]
+            assert torch.equal(product, plain[1])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neumann.spectrum import FunctionOperator, MatrixOperator, NonFiniteProduct, extremes, lanczos
 from neumann.spectrum.basis import ROWS, Basis, sliced_product
+from neumann.spectrum.start import random_unit
 from neumann.spectrum.tridiagonal import most_plausible, outer_bound, ritz
 
 
@@ -110,8 +111,8 @@ def test_outer_bound_reaches_what_the_start_has_little_of():
     """With a known share of the start, an eigenvalue never lies beyond the bound for that share."""
     values = network_like(400, seed=3)
     run = lanczos(diagonal(values), tolerance=0.0, max_products=12, seed=3)
-    start = torch.randn(400, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    share = float(start[int(values.argmin())] ** 2 / start.square().sum())
+    start = random_unit(400, 3, torch.float64, torch.device("cpu"))
+    share = float(start[int(values.argmin())] ** 2)
     beyond = outer_bound(
         (-run.diagonal).tolist(), run.beside.tolist(), -run.smallest.value, 1 / share
     )

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_atte
 
 from neumann.spectrum import (
     Differences,
+    GaussNewton,
     Hessian,
     Objective,
 )
@@ -190,3 +191,16 @@ def test_a_compiled_model_is_measured_as_it_was_written():
     compiled = torch.compile(model, backend="eager")
     operator = Hessian(compiled, cross_entropy, batch=pair)
     assert torch.allclose(operator.dense(), dense_hessian(model, pair), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Hessian, GaussNewton, Differences])
+def test_sparse_gradients_are_refused_where_they_are_in_the_matrix(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Tanh(), nn.Linear(4, 3)).double()
+    pair = torch.randint(5, (7,)), torch.randint(3, (7,))
+    with pytest.raises(ValueError, match="0 is an embedding with sparse=True"):
+        kind(model, cross_entropy, batch=pair)
+    head = kind(model, cross_entropy, batch=pair, parameters="2.*").dense()
+    model[0].sparse = False
+    whole = kind(model, cross_entropy, batch=pair).dense()
+    assert torch.allclose(whole[20:, 20:], head, atol=1e-7)

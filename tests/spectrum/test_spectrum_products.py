@@ -135,6 +135,11 @@ def test_filters_and_models_without_parameters():
     model, pair = problem()
     with pytest.raises(ValueError, match="passes none of the trainable parameters"):
         Hessian(model, cross_entropy, batch=pair, parameters=["nothing.*"])
+    with pytest.raises(ValueError, match=r"parameters: '4\.biass' passes none of the trainable"):
+        Hessian(model, cross_entropy, batch=pair, parameters=["*.weight", "4.biass"])
+    for nothing in ([], lambda name: False):
+        with pytest.raises(ValueError, match="passes none of the trainable parameters"):
+            Hessian(model, cross_entropy, batch=pair, parameters=nothing)
     model[0].weight.requires_grad_(False)
     assert "0.weight" not in Hessian(model, cross_entropy, batch=pair).about.names
     model.requires_grad_(False)

@@ -171,3 +171,78 @@ def test_dropout_of_the_methods_is_the_same():
         objective = Objective(lambda m, b: b.sum(), lambda out, b: out)
         operator = Hessian(layer, objective, batch=torch.ones(2, 3))
         assert operator.about.randomness == "dropout fixed by seed 0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_on_parameters_are_not_in_the_matrix(kind):
+    torch.manual_seed(0)
+    model, pair = mlp(5, 6, 3).double(), batch(12, 5)
+    v = torch.ones(57, dtype=torch.float64)
+    plain = kind(model, cross_entropy, batch=pair) @ v
+    handles = [p.register_hook(lambda g: 0.1 * g) for p in model.parameters()]
+    assert torch.equal(kind(model, cross_entropy, batch=pair) @ v, plain)
+    gradients = torch.autograd.grad(cross_entropy(model(pair[0]), pair[1]), model[0].weight)
+    for handle in handles:
+        handle.remove()
+    free = torch.autograd.grad(cross_entropy(model(pair[0]), pair[1]), model[0].weight)
+    assert torch.allclose(gradients[0], 0.1 * free[0])  # they came back, and could be removed
+
+
+class Dropping(nn.Module):
+    """Dropout by hand, from one of the generators."""
+
+    def __init__(self, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.way = nn.Linear(5, 6), nn.Linear(6, 3), way
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        if self.way == "functional":
+            h = nn.functional.dropout(h, 0.5, self.training)
+        elif self.way == "torch":
+            h = h * (torch.rand_like(h) > 0.5)
+        elif self.way == "python":
+            h = h * (random.random() > 0.5)
+        elif self.way == "numpy":
+            h = h * torch.from_numpy(np.random.rand(*h.shape) > 0.5)  # noqa: NPY002
+        return self.last(h)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["functional", "torch", "python", "numpy"])
+def test_random_numbers_are_noticed_wherever_they_come_from(kind, way):
+    model, pair = Dropping(way).double(), batch(12, 5)
+    operator = kind(model, cross_entropy, loader=[pair, pair])
+    found = extremes(operator)
+    assert found.about.randomness == "random numbers fixed by seed 0"
+    assert found.noise < 1e-6
+    if way == "functional":
+        model.eval()
+        assert extremes(operator, max_products=1).about.randomness is None
+
+
+def test_nothing_random_is_said_of_models_that_are_not():
+    torch.manual_seed(0)
+    model, pair = mlp(5, 6, 3).double(), batch(12, 5)
+    for kind in KINDS:
+        assert extremes(kind(model, cross_entropy, batch=pair)).about.randomness is None
+
+
+def test_buffers_start_each_pass_where_they_were():
+    """Spectral normalisation moves its vectors in training mode, at each pass."""
+    torch.manual_seed(0)
+    model, (x, y) = mlp(5, 6, 3).double(), batch(12, 5)
+    model[0] = nn.utils.parametrizations.spectral_norm(model[0], n_power_iterations=1)
+    with torch.no_grad():  # far from where the iteration ends
+        for buffer in model.buffers():
+            buffer.copy_(torch.ones_like(buffer) / len(buffer) ** 0.5)
+    whole = Hessian(model, cross_entropy, batch=(x, y)).dense()
+    halves = [(x[:6], y[:6]), (x[6:], y[6:])]
+    operator = Hessian(model, cross_entropy, loader=halves)
+    assert torch.allclose(operator.dense(), whole, atol=1e-12)
+    chunked = Hessian(model, cross_entropy, batch=(x, y), chunk=6)
+    assert torch.allclose(chunked.dense(), whole, atol=1e-12)
+    gauss_newton = GaussNewton(model, cross_entropy, loader=halves)
+    other = GaussNewton(model, cross_entropy, batch=(x, y))
+    assert torch.allclose(gauss_newton.dense(), other.dense(), atol=1e-12)

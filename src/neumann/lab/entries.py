@@ -8,12 +8,18 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import neumann
 from neumann.lab.errors import UsageError, shorten, unknown
+
+_LIBRARIES = [Path(package.__path__[0]) for package in (neumann, torch)]
 
 
 def made_by(entry: str, option: str) -> Any:
@@ -22,7 +28,7 @@ def made_by(entry: str, option: str) -> Any:
     try:
         return function()
     except Exception as error:
-        raise UsageError(f"{option} {entry}: {_told(error)}") from error
+        raise UsageError(f"{option} {entry}: {told(error)}") from error
 
 
 def _function(entry: str, option: str) -> Callable[[], Any]:
@@ -39,9 +45,9 @@ def _function(entry: str, option: str) -> Callable[[], Any]:
             if near:
                 raise unknown(f"module of {option}", name, near) from error
             raise UsageError(f"{option}: there is no module {name}, here or installed") from error
-        raise UsageError(f"{option} {entry}: {_told(error)}") from error
+        raise UsageError(f"{option} {entry}: {told(error)}") from error
     except Exception as error:
-        raise UsageError(f"{option} {entry}: {_told(error)}") from error
+        raise UsageError(f"{option} {entry}: {told(error)}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -50,6 +56,22 @@ def _function(entry: str, option: str) -> Callable[[], Any]:
     return function
 
 
-def _told(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
+def told(error: Exception) -> str:
+    """What was raised, and the line of the user's code that was the last to run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1])
     return f"{type(error).__name__}: {shorten(error)} ({Path(last.filename).name}:{last.lineno})"
+
+
+def in_users_code(error: Exception) -> bool:
+    """Whether it was raised by the user's code, or by what that called."""
+    return any(_is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _is_users(file: str) -> bool:
+    """Whether code is neither ours nor torch's nor Python's own."""
+    path = Path(file)
+    if file.startswith("<") or any(path.is_relative_to(folder) for folder in _LIBRARIES):
+        return False
+    installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    return installed or not path.is_relative_to(sysconfig.get_path("stdlib"))

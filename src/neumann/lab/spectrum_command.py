@@ -5,7 +5,8 @@ errors, the paper's μ and η for them, on request the density of eigenvalues wi
 norm, and what all of it was measured on. `write` keeps it as JSON, which the plot is drawn from.
 
 How it fails: UsageError, in one line, for what was asked for and cannot be: no such checkpoint, no
-parameter of this name, a model that cannot be differentiated twice, products that are not finite.
+parameter of this name, a model that cannot be differentiated twice, products that are not finite,
+whatever the user's own loss or model raises.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import tyro
 
 from neumann.lab import plain_json
 from neumann.lab.curvature import about_plain, in_float32
+from neumann.lab.entries import in_users_code, told
 from neumann.lab.environment import environment
 from neumann.lab.errors import UsageError, shorten, unknown
 from neumann.lab.files import reason, write_aside
@@ -42,12 +44,14 @@ Observe = Callable[[int, float, float], object]  # products, smallest and larges
 Watch = Callable[[int, str], AbstractContextManager[Observe]]  # products at most, and a title
 
 FORMAT = 1
+PROBES, STEPS = 8, 80  # of a density
 CHUNK = 512  # examples that go through a model at a time where nothing mixes them
 ENTRY = (
     "instead of --checkpoint: MODULE:FUNCTION, importable from the working folder. Called without "
     "arguments it returns (model, loss, data). loss(outputs, targets) is the mean over a batch of "
     "pairs, or a neumann.spectrum.Objective. data is one batch (a tensor, tuple, list or mapping "
-    "of tensors) or any other iterable of batches. The model is measured in the mode it is in"
+    "of tensors) or any other iterable of batches. The model is measured in the mode it is in, "
+    "but with --batchnorm running in that of evaluation"
 )
 OPERATORS: dict[str, type[CurvatureOperator]] = {
     "hessian": Hessian,
@@ -64,8 +68,9 @@ class SpectrumConfig:
     """folder of a run, whose model, data and last checkpoint are taken"""
     step: int | None = None
     """of the checkpoint, where it is not the last"""
-    weights: Weights = "evaluation"
-    """of the checkpoint: evaluation is what is shipped (of Neumann w − μm), training is w"""
+    weights: Weights | None = None
+    """of the checkpoint: evaluation, the default, is what is shipped (of Neumann w − μm), training
+    is w"""
     data_dir: Path | None = None
     """folder of the run's data set, where it is another by now"""
     entry: Annotated[str | None, tyro.conf.arg(help=ENTRY)] = None
@@ -87,14 +92,14 @@ class SpectrumConfig:
     """products with the matrix that may be spent on the ends"""
     density: bool = False
     """also the density of eigenvalues, trace and Frobenius norm"""
-    probes: int = 8
-    """random starts of the density"""
-    steps: int = 80
-    """Lanczos steps of each"""
+    probes: int | None = None
+    """random starts of the density, by default 8"""
+    steps: int | None = None
+    """Lanczos steps of each, by default 80"""
     seed: int = 0
     """of the random starts"""
-    device: str = "auto"
-    """of a checkpoint's model: cpu, cuda or cuda:N; auto is a GPU where there is one"""
+    device: str | None = None
+    """of a checkpoint's model: cpu, cuda, cuda:N, or auto, the default: a GPU where there is one"""
     output: Path | None = None
     """JSON file; by default spectrum.json in the run's folder, or here. The plot lies beside it"""
 
@@ -103,9 +108,12 @@ class SpectrumConfig:
         if (self.checkpoint is None) == (self.entry is None):
             given = "neither" if self.entry is None else "both"
             raise UsageError(f"give either --checkpoint or --entry, got {given}")
-        for name in ("step", "data_dir"):
+        for name in ("step", "data_dir", "weights", "device"):
             if self.entry is not None and getattr(self, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is for --checkpoint, not for --entry")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for --checkpoint, not for --entry, whose model "
+                    "is measured as the function gives it"
+                )
         for name, least in (
             ("step", 0),
             ("examples", 1),
@@ -121,6 +129,9 @@ class SpectrumConfig:
                 raise UsageError(
                     f"--{name.replace('_', '-')} must be at least {least}, got {value}"
                 )
+        for name in ("probes", "steps"):
+            if not self.density and getattr(self, name) is not None:
+                raise UsageError(f"--{name} is for the density: give --density too")
 
     @property
     def file(self) -> Path:
@@ -153,8 +164,12 @@ def measured(config: SpectrumConfig, watch: Watch) -> dict[str, Any]:
                 "the device has not the memory; fewer --examples, a smaller --chunk or fewer "
                 f"--max-products need less: {shorten(error, 120)}"
             ) from error
-        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-            raise UsageError(shorten(error, 400)) from error
+        except Exception as error:
+            if config.entry is not None and in_users_code(error):
+                raise UsageError(f"--entry {config.entry}: {told(error)}") from error
+            if isinstance(error, ValueError | TypeError | RuntimeError | ArithmeticError):
+                raise UsageError(shorten(error, 400)) from error
+            raise  # a fault of ours
     return {
         "format": FORMAT,
         "source": subject.source,
@@ -180,16 +195,19 @@ def write(record: dict[str, Any], path: Path) -> None:
 @contextmanager
 def _subject(config: SpectrumConfig) -> Iterator[Subject]:
     if config.entry is not None:
-        yield of_entry(config.entry, config.examples)
+        subject = of_entry(config.entry, config.examples)
+        if config.batchnorm == "running":
+            subject.model.eval()  # as of a checkpoint: dropout is off as well
+        yield subject
         return
     assert config.checkpoint is not None
     with of_checkpoint(
         config.checkpoint,
         step=config.step,
-        weights=config.weights,
+        weights=config.weights or "evaluation",
         examples=config.examples,
         training_mode=config.batchnorm == "batch",
-        device=config.device,
+        device=config.device or "auto",
         data_dir=config.data_dir,
     ) as subject:
         yield subject
@@ -216,11 +234,12 @@ def _operator(config: SpectrumConfig, subject: Subject) -> CurvatureOperator:
 
 
 def _density(config: SpectrumConfig, operator: CurvatureOperator, watch: Watch) -> Density:
-    with watch(config.probes * min(config.steps, operator.size), "density") as observe:
+    probes, steps = config.probes or PROBES, config.steps or STEPS
+    with watch(probes * min(steps, operator.size), "density") as observe:
         return density(
             operator,
-            probes=config.probes,
-            steps=config.steps,
+            probes=probes,
+            steps=steps,
             seed=config.seed + 1,  # the run for the ends had that of the seed itself
             observe=observe,
         )

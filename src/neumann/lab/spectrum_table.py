@@ -11,6 +11,8 @@ OPERATORS = {
     "gauss-newton": "Gauss–Newton matrix",
 }
 
+NOISY = 7 / 8  # share of the tolerance from which a run stops because of the noise
+
 
 def ends_table(record: dict[str, Any]) -> Table:
     """λ_min and λ_max, and of the density's runs trace and Frobenius norm."""
@@ -72,11 +74,26 @@ def sentences(record: dict[str, Any]) -> list[str]:
     made = [
         "; ".join(parts) + ".",
         f"Products: {found['products']}; noise {found['noise']:.2g}; each error holds but for a "
-        f"chance of {found['risk']:g}.",
+        f"chance of {found['risk']:g}, for the loss as it is computed in {about['dtype']}.",
     ]
-    if not (found["smallest"]["converged"] and found["largest"]["converged"]):
-        made.append("Not converged: the errors hold all the same; a larger --max-products helps.")
-    return made
+    return made + _not_converged(found)
+
+
+def _not_converged(found: dict[str, Any]) -> list[str]:
+    """What would help where an end has not converged; [] where both have."""
+    open_ends = [end for end in (found["smallest"], found["largest"]) if not end["converged"]]
+    if not open_ends:
+        return []
+    tolerance, noise = min(end["tolerance"] for end in open_ends), found["noise"]
+    if tolerance == 0:
+        return ["Nothing to converge to was asked for: all of --max-products were spent."]
+    if noise > NOISY * tolerance:
+        return [
+            f"Not converged: the errors hold all the same. The noise of the products, {noise:.2g}, "
+            f"leaves no room in the tolerance, {tolerance:.2g}, and more products do not help; a "
+            "larger --tolerance, another --operator or a model in float64 does."
+        ]
+    return ["Not converged: the errors hold all the same; a larger --max-products helps."]
 
 
 def number(value: float) -> str:

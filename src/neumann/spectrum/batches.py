@@ -6,8 +6,9 @@ the ragged last one too:
     H = Σᵦ (nᵦ/N)·Hᵦ
 
 A loader is read once and its batches are kept, where they are, so that shuffling and augmentation
-cannot make a different matrix of each product. Chunks of a batch are weighted alike; they give the
-same matrix only if no layer mixes examples, so they are refused for BatchNorm in mode "batch".
+cannot make a different matrix of each product; copies of them, unless it is a list, since a loader
+may fill the same tensors again. Chunks of a batch are weighted alike; whether they give the same
+matrix is seen to in `chunks`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,16 @@ def gather(
             f"batches counts what is taken of loader, at least 1; got {batches!r} with "
             f"{'loader' if loader is not None else 'batch'}="
         )
+    if isinstance(loader, Dataset):
+        raise TypeError(
+            f"loader must give batches, and {type(loader).__name__} is a dataset, which gives "
+            "examples; pass DataLoader(dataset, batch_size=…), with batch_size=None if its items "
+            "are batches"
+        )
     count = count or examples_of
-    items = [batch] if loader is None else islice(loader, batches)
+    items: Iterable[Any] = [batch] if loader is None else islice(loader, batches)
+    if not isinstance(loader, list | tuple | None):
+        items = (_mapped(item, _copy) for item in items)
     pieces = [Piece(item, count(item)) for item in items]
     if not pieces:
         raise ValueError("loader gave no batch, so there is nothing to measure on")
@@ -51,6 +61,11 @@ def gather(
         if piece.examples < 1:
             raise ValueError(f"batch {index} has {piece.examples} examples; it needs at least 1")
     return pieces
+
+
+def first_of(piece: Piece, examples: int) -> Piece:
+    """The first examples of a batch."""
+    return Piece(_slice(piece.data, 0, examples, piece.examples), examples)
 
 
 def chunked(pieces: list[Piece], chunk: int) -> list[Piece]:
@@ -76,9 +91,40 @@ def examples_of(batch: Any) -> int:
     )
 
 
+def pairs_only(pieces: list[Piece]) -> None:
+    """Refuse batches of which a plain loss would take wrong parts."""
+    for piece in pieces:
+        if not isinstance(piece.data, tuple | list) or len(piece.data) != 2:
+            given = type(piece.data).__name__
+            if isinstance(piece.data, tuple | list):
+                given += f" of {len(piece.data)}"
+            raise TypeError(
+                "a loss that is a function of outputs and targets needs batches that are pairs "
+                f"(inputs, targets), got a {given}; for other batches pass an Objective, such as "
+                "Objective(lambda model, batch: model(batch), lambda output, batch: "
+                "loss(output, batch))"
+            )
+
+
+def with_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:
+    """The batch with its tensors of real numbers replaced, in their order."""
+    others = iter(tensors)
+    return _mapped(batch, lambda old: next(others) if old.is_floating_point() else old)
+
+
+def real_tensors(batch: Any) -> list[Tensor]:
+    """The tensors of the batch that hold real numbers."""
+    return [tensor for tensor in _tensors(batch) if tensor.is_floating_point()]
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on the device."""
     return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    # Pinned as before, since it is moved to the device at each pass.
+    return tensor.clone().pin_memory() if tensor.is_pinned() else tensor.clone()
 
 
 def _slice(batch: Any, start: int, stop: int, examples: int) -> Any:

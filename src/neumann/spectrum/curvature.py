@@ -6,6 +6,10 @@ What Hᵦ is, and how it is multiplied with a vector, is up to a subclass; here 
 share: data, parameters, the state of the model, weight decay, and ranks. With a process group each
 rank has its own batches; products are summed over the ranks, so that all of them get what one
 process with all batches would.
+
+The first product of a session is looked at, on all ranks together: the loss must depend on the
+weights and be finite, and chunks must make up their batch. Weights and data are the same for all
+products of a session, so the others are not.
 """
 
 from abc import abstractmethod
@@ -17,20 +21,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from neumann.spectrum.batches import Piece, chunked, gather, moved
-from neumann.spectrum.objective import Composed, Loss, as_objective
+from neumann.spectrum.agreement import together
+from neumann.spectrum.batches import Piece, chunked, gather, pairs_only
+from neumann.spectrum.chunks import check_chunks
+from neumann.spectrum.objective import Composed, Loss, Objective, as_objective
 from neumann.spectrum.operators import About, Operator
 from neumann.spectrum.parameters import Filter, Layout, select
+from neumann.spectrum.passes import Passes
 from neumann.spectrum.state import (
     BatchNorm,
     batchnorm_layers,
     check_batchnorm,
+    dropout_off,
     generators_kept,
     held,
     randomness,
-    reseed,
+    refuse_inference_mode,
+    unwrapped,
 )
 
 
@@ -43,14 +51,16 @@ class CurvatureOperator(Operator):
         loss: a function of outputs and targets that returns their mean loss, for batches that are
             pairs; or an :class:`Objective`.
         batch: the batch to measure on; or
-        loader: an iterable of batches, read once and kept;
+        loader: an iterable of batches, read once and kept; not a dataset, which gives examples;
         batches: of the loader, only so many.
-        chunk: examples that go through the model at a time, to bound the memory.
+        chunk: examples that go through the model at a time, to bound the memory; an error where
+            that would be another function, see `chunks`.
         batchnorm: "batch" for the statistics of each batch, as in training and in the paper, or
             "running" for the running statistics, as in evaluation.
-        parameters: glob patterns or a function of the name; None for all that are trainable.
+        parameters: glob patterns, each of which must match, or a function of the name; None for
+            all that are trainable.
         weight_decay: λ of an L2 penalty λ‖w‖²/2 on these parameters, included in the matrix.
-        seed: of dropout masks.
+        seed: of dropout masks and other random numbers of a pass.
         count: a function that counts the examples of a batch; the length of its first tensor.
         process_group: sum over its ranks, each with its own data.
     """
@@ -73,33 +83,36 @@ class CurvatureOperator(Operator):
         count: Callable[[Any], int] | None = None,
         process_group: distributed.ProcessGroup | None = None,
     ) -> None:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module  # whose hooks would reduce gradients, not products
-        model = getattr(model, "_orig_mod", model)  # compiled code has no second derivatives
-        if not (isfinite(weight_decay) and weight_decay >= 0):
-            raise ValueError(f"weight_decay must be finite and at least 0, got {weight_decay!r}")
-        check_batchnorm(model, batchnorm)
+        refuse_inference_mode()
+        model = unwrapped(model)
         self.model, self.objective = model, as_objective(loss)
         self.composed = Composed(model, self.objective)
         self.batchnorm, self.seed = batchnorm, seed
         self.weight_decay, self.process_group = weight_decay, process_group
-        chosen = select(model, parameters)
-        self.parameters = list(chosen.values())
-        self.layout = Layout(chosen)
-        with generators_kept(model):  # a DataLoader draws from them
-            whole = gather(batch, loader, batches, count)
         layers = batchnorm_layers(model)
-        self.pieces = whole
-        self._unchecked: Piece | None = None  # a batch whose chunks are not compared with it yet
-        if chunk is not None:
-            if layers and batchnorm == "batch" and any(p.examples > chunk for p in whole):
+        with together(process_group, next(model.parameters(), torch.empty(0)).device):
+            if not (isfinite(weight_decay) and weight_decay >= 0):
+                raise ValueError(
+                    f"weight_decay must be finite and at least 0, got {weight_decay!r}"
+                )
+            check_batchnorm(model, batchnorm)
+            chosen = select(model, parameters)
+            self.parameters = list(chosen.values())
+            self.layout = Layout(chosen)
+            with generators_kept(model):  # a DataLoader draws from them
+                whole = gather(batch, loader, batches, count)
+            if not isinstance(loss, Objective):
+                pairs_only(whole)
+            self.pieces = whole if chunk is None else chunked(whole, chunk)
+            long = next((p for p in whole if chunk is not None and p.examples > chunk), None)
+            if layers and batchnorm == "batch" and long is not None:
                 raise ValueError(
                     f'chunk={chunk} is wrong with batchnorm="batch": BatchNorm would normalise '
                     'each chunk by itself; pass chunk=None or batchnorm="running"'
                 )
-            self.pieces = chunked(whole, chunk)
-            if len(self.pieces) > len(whole):
-                self._unchecked = whole[0]
+        self._cut = long  # a batch that is not compared with its chunks yet
+        self._chunk = chunk
+        self._passes = Passes(self.layout.device)
         self._open = False
         examples, first_piece, ranks = self._shared()
         self.examples, self._first_piece = examples, first_piece
@@ -153,33 +166,56 @@ class CurvatureOperator(Operator):
         if self._open:
             yield
             return
+        refuse_inference_mode()
         with ExitStack() as stack:
-            stack.enter_context(held(self.model, self.batchnorm))
+            self._passes.begin(stack.enter_context(held(self.model, self.batchnorm)))
             stack.enter_context(self._environment())
             stack.callback(self._close)
             self._open = True
             self.about = replace(self.about, randomness=randomness(self.model, self.seed))
-            self._check_chunks()
             yield
 
     def _close(self) -> None:
         self._open = False
+        self._passes.end()
         self._release()
 
     def product(self, vector: Tensor) -> Tensor:
         if not self._open:
             with self.session():
                 return self.product(vector)
+        total = self._looked_at(lambda: self._local_product(vector))
+        self._sum_ranks(total)
+        if self.weight_decay:
+            total.add_(vector, alpha=self.weight_decay)
+        return total
+
+    def _local_product(self, vector: Tensor) -> Tensor:
+        """This rank's part of Hv, without weight decay."""
         total: Tensor | None = None
         for index, piece in enumerate(self.pieces):
             part = self._piece_product(index, vector).mul_(piece.examples / self.examples)
             total = part if total is None else total.add_(part)
         assert total is not None
+        return total
+
+    def _sum_ranks(self, total: Tensor) -> None:
         if self.process_group is not None:
             distributed.all_reduce(total, group=self.process_group)
-        if self.weight_decay:
-            total.add_(vector, alpha=self.weight_decay)
-        return total
+
+    def _looked_at(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What is computed; for the first time in a session with a look at how it went."""
+        if not self._passes.watching:
+            return compute()
+        with together(self.process_group, self.device):
+            self._check_chunks()
+            answer = compute()
+            self._passes.check(self.matrix)
+        if self._passes.drew and self.about.randomness is None:
+            drawn = f"random numbers fixed by seed {self.seed}"
+            self.about = replace(self.about, randomness=drawn)
+        self._passes.watching = False
+        return answer
 
     def agree(self, numbers: Tensor) -> Tensor:
         """The numbers of the first rank, so that all ranks stop at the same step."""
@@ -191,31 +227,39 @@ class CurvatureOperator(Operator):
         return shared.to(numbers.device)
 
     def _data(self, index: int) -> Any:
-        """A batch on the device, with the generators where they always are for it."""
-        batch = moved(self.pieces[index].data, self.device)
-        reseed(self.seed + self._first_piece + index, self.device)
-        return batch
+        """A batch on the device, at the start of a pass."""
+        return self._passes.start(self.pieces[index], self.seed + self._first_piece + index)
 
     def _loss(self, index: int) -> Tensor:
-        loss: Tensor = self.composed(self._data(index))
-        return loss
+        return self._passes.finish(self.composed(self._data(index)))
+
+    def _gradient_of(self, loss: Tensor) -> Tensor:
+        """The gradient of a loss that was just computed, as a flat vector."""
+        return self.layout.join(torch.autograd.grad(loss, self.parameters, allow_unused=True))
 
     def _check_chunks(self) -> None:
-        """Refuse chunks whose losses do not make up the loss of the whole: examples are mixed."""
-        if self._unchecked is None or self.about.randomness:
+        """Refuse chunks that are another function of the weights than their batch."""
+        if self._cut is None or self._chunk is None:
             return
-        whole, pieces = self._unchecked, 0
-        with torch.no_grad():
-            expected = float(self.composed(moved(whole.data, self.device)))
-            found, seen = 0.0, 0
-            while seen < whole.examples:
-                examples = self.pieces[pieces].examples
-                found += float(self._loss(pieces)) * examples / whole.examples
-                seen, pieces = seen + examples, pieces + 1
-        room = 4 * torch.finfo(self.dtype).eps ** 0.5
-        if abs(found - expected) > room * max(abs(found), abs(expected)):
-            raise ValueError(
-                f"chunk= changes the loss, from {expected:.6g} to {found:.6g}: a layer or the loss "
-                "mixes the examples of a batch, or the loss is not their mean; pass chunk=None"
-            )
-        self._unchecked = None
+
+        def loss(piece: Piece) -> Tensor:
+            found = self._passes.finish(self.composed(self._passes.start(piece, self.seed)))
+            if self._passes.drew:
+                raise ValueError(
+                    "chunk= cannot be checked where the model draws random numbers outside of "
+                    "dropout layers; pass chunk=None, or model.eval()"
+                )
+            return found
+
+        def value(piece: Piece) -> Tensor:
+            with torch.no_grad():
+                return loss(piece).cpu().double()  # a sum of many
+
+        def gradient(piece: Piece) -> Tensor:
+            with torch.enable_grad():
+                return self._gradient_of(loss(piece))
+
+        with dropout_off(self.model):
+            chunks = chunked([self._cut], self._chunk)
+            check_chunks(self._cut, chunks, self.parameters, value, gradient)
+        self._cut = None

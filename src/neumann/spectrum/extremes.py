@@ -8,9 +8,9 @@ holds.
 
 from torch import Tensor
 
-from neumann.spectrum.lanczos import Ends, Observe, Scale, lanczos
+from neumann.spectrum.lanczos import Observe, Scale, lanczos
 from neumann.spectrum.operators import Operator
-from neumann.spectrum.results import Extremes
+from neumann.spectrum.results import Ends, Extremes
 
 
 def extremes(
@@ -36,10 +36,9 @@ def extremes(
         seed=seed,
         start=start,
         risk=risk,
-        restart=False,  # a further direction finds copies, but no new ends
         host=host,
         observe=observe,
     )
     return Extremes(
-        run.smallest, run.largest, run.steps, run.products, run.noise, run.risk, run.about
+        run.smallest, run.largest, run.steps, run.products, run.noise, run.risk, run.about, ends
     )

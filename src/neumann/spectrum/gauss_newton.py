@@ -10,7 +10,8 @@ matrix. Jv is the derivative of u ↦ Jᵀu, which is linear in u, in the direct
 mode is needed; where all data go through the model at once its graphs are kept for a session.
 
 How it fails: outputs must be one tensor. An objective that returns the loss as its output has L =
-0.
+0. A loss with a term that acts on the weights themselves, past the outputs, is an error, and so is
+a function that cannot be differentiated twice.
 """
 
 from contextlib import AbstractContextManager
@@ -21,7 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from neumann.spectrum.curvature import CurvatureOperator
-from neumann.spectrum.hessian import second_order
+from neumann.spectrum.hessian import (
+    differentiable_gradients,
+    refuse_dead_ends,
+    second_order,
+)
 from neumann.spectrum.objective import Loss, scalar
 
 
@@ -45,6 +50,7 @@ class GaussNewton(CurvatureOperator):
     def __init__(self, model: nn.Module, loss: Loss, **options: Any) -> None:
         super().__init__(model, loss, **options)
         self._graphs: dict[int, Graphs] = {}
+        self._twice_differentiable = False  # as far as a look at the graph can tell
 
     def _environment(self) -> AbstractContextManager[object]:
         return second_order(self.model)
@@ -60,7 +66,7 @@ class GaussNewton(CurvatureOperator):
                 graphs = self._build(index)
             if retain:
                 self._graphs[index] = graphs
-        if not graphs.pulled or not graphs.gradient.requires_grad:
+        if not graphs.pulled or not graphs.gradient.requires_grad:  # other parameters alone
             return torch.zeros_like(vector)
         directions = self.layout.split(vector)
         (pushed,) = torch.autograd.grad(  # Jv
@@ -70,8 +76,10 @@ class GaussNewton(CurvatureOperator):
             retain_graph=retain,
         )
         (curved,) = torch.autograd.grad(  # LJv
-            graphs.gradient, graphs.leaf, pushed, retain_graph=retain
+            graphs.gradient, graphs.leaf, pushed, retain_graph=retain, allow_unused=True
         )
+        if curved is None:  # a loss that is linear in the outputs
+            return torch.zeros_like(vector)
         answer = torch.autograd.grad(  # JᵀLJv
             graphs.output, self.parameters, curved, retain_graph=retain, allow_unused=True
         )
@@ -85,15 +93,27 @@ class GaussNewton(CurvatureOperator):
                 f"Gauss-Newton needs a model that returns one tensor, got {type(output).__name__}; "
                 "pass an Objective whose forward picks one"
             )
+        if not output.requires_grad:
+            self._passes.finish(output.sum())  # which says why not
         leaf = output.detach().requires_grad_()
-        loss = scalar(self.objective.loss(leaf, batch))
-        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        cotangent = torch.zeros_like(leaf).requires_grad_()
-        pulled: tuple[Tensor | None, ...] = (None,) * len(self.parameters)
-        if output.requires_grad:
-            pulled = torch.autograd.grad(
-                output, self.parameters, cotangent, create_graph=True, allow_unused=True
+        loss = self._passes.finish(scalar(self.objective.loss(leaf, batch)))
+        gradient, *beside = differentiable_gradients(loss, [leaf, *self.parameters])
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        direct = [n for n, g in zip(self.layout.names, beside, strict=True) if g is not None]
+        if direct:
+            raise ValueError(
+                f"the loss depends on {', '.join(direct)} past the outputs of the model, which "
+                "Gauss-Newton leaves out; take a penalty out of the loss (weight_decay= adds one), "
+                "or use Hessian"
             )
+        cotangent = torch.zeros_like(leaf).requires_grad_()
+        pulled = torch.autograd.grad(
+            output, self.parameters, cotangent, create_graph=True, allow_unused=True
+        )
         reached = [i for i, p in enumerate(pulled) if p is not None and p.requires_grad]
         found = [p for p in pulled if p is not None and p.requires_grad]
+        if not self._twice_differentiable:
+            refuse_dead_ends([gradient, *found])
+            self._twice_differentiable = True
         return Graphs(output, cotangent, found, reached, leaf, gradient)

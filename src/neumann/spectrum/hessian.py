@@ -12,8 +12,9 @@ reverse for what cannot be differentiated backwards twice. Kept graphs end with 
 How it fails: an operation with neither a second backward nor a forward derivative is an error that
 names `Differences`. Attention runs as plain matrix products and recurrent layers run without cuDNN
 inside products, because their fast kernels are of that kind. At weights where the loss has a kink
-(ReLU at 0) the products are those of autograd's choice of side. A custom function whose backward is
-not differentiable may hide its curvature without an error: compare with `Differences` in doubt.
+(ReLU at 0) the products are those of autograd's choice of side. A custom function whose backward
+computes outside of autograd without saying so (`once_differentiable`) hides its curvature without
+an error: compare with `Differences` in doubt.
 """
 
 import warnings
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from neumann.spectrum.batches import real_tensors, with_tensors
 from neumann.spectrum.curvature import CurvatureOperator
 from neumann.spectrum.objective import Loss
 
@@ -74,6 +76,9 @@ class Hessian(CurvatureOperator):
 
     def _piece_product(self, index: int, vector: Tensor) -> Tensor:
         if self.method == "forward-over-reverse":
+            if self._passes.watching:
+                with torch.enable_grad():
+                    self._loss(index)  # functional derivatives do not tell what it depends on
             return self._forward_over_reverse(index, vector)
         loss = None
         if index not in self._gradients:
@@ -109,10 +114,12 @@ class Hessian(CurvatureOperator):
                 g
                 if g is not None
                 else torch.zeros_like(p)  # a parameter that the loss does not reach
-                for g, p in zip(_gradients(loss, self.parameters), self.parameters, strict=True)
+                for g, p in zip(
+                    differentiable_gradients(loss, self.parameters), self.parameters, strict=True
+                )
             ]
             if not self._twice_differentiable:
-                _refuse_dead_ends(gradients)
+                refuse_dead_ends(gradients)
                 self._twice_differentiable = True
             if retain:
                 self._gradients[index] = gradients
@@ -121,7 +128,7 @@ class Hessian(CurvatureOperator):
             for g, v in zip(gradients, self.layout.split(vector), strict=True)
             if g.requires_grad
         ]
-        if not pairs:  # a loss that is linear in the weights
+        if not pairs:  # none of these parameters is in the loss
             return torch.zeros_like(vector)
         outputs, directions = zip(*pairs, strict=True)
         second = torch.autograd.grad(
@@ -134,26 +141,34 @@ class Hessian(CurvatureOperator):
         names = [f"model.{name}" for name in self.layout.names]
         weights = dict(zip(names, (p.detach() for p in self.parameters), strict=True))
         tangents = dict(zip(names, self.layout.split(vector), strict=True))
+        # Without tangents of their own, if only zeros, mse_loss fails: pytorch issue 123996.
+        inputs = real_tensors(batch)
+        still = [torch.zeros_like(tensor) for tensor in inputs]
 
-        def loss(changed: dict[str, Tensor]) -> Any:
+        def loss(changed: dict[str, Tensor], tensors: list[Tensor]) -> Any:
             # Copies, since a layer that writes to its buffers may not write to what is outside.
             buffers = {name: b.clone() for name, b in self.composed.named_buffers()}
-            return functional_call(self.composed, {**buffers, **changed}, (batch,))
+            arguments = (with_tensors(batch, tensors),)
+            return functional_call(self.composed, {**buffers, **changed}, arguments)
 
         with warnings.catch_warnings():
             # What torch itself loads for some forward derivatives is deprecated by torch.
             warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
-            _, answer = jvp(grad(loss), (weights,), (tangents,))
+            _, answer = jvp(grad(loss), (weights, inputs), (tangents, still))
         return self.layout.join([answer[name] for name in names])
 
 
-def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    if not loss.requires_grad:  # nothing selected is in the loss
-        return [None] * len(parameters)
-    return torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+def differentiable_gradients(value: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of a scalar, with a graph; None where it does not depend on an input.
+
+    The one that the backward pass starts from takes part in the graph, so that a function whose
+    derivative cannot be differentiated again leaves its mark in it even at the very end.
+    """
+    one = torch.ones_like(value, requires_grad=True)
+    return torch.autograd.grad(value, inputs, one, create_graph=True, allow_unused=True)
 
 
-def _refuse_dead_ends(gradients: Sequence[Tensor]) -> None:
+def refuse_dead_ends(gradients: Sequence[Tensor]) -> None:
     """Raise for a graph with a function that may not be differentiated again.
 
     Such a function ends the graph in a node that raises when it is reached; but a gradient with
@@ -164,7 +179,9 @@ def _refuse_dead_ends(gradients: Sequence[Tensor]) -> None:
     while waiting:
         node = waiting.pop()
         if node.name().rpartition("::")[2] == "Error":
-            raise RuntimeError("the loss uses a function that is marked once_differentiable")
+            raise RuntimeError(
+                "the model or the loss uses a function that is marked once_differentiable"
+            )
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

@@ -5,7 +5,8 @@
 computed by orthogonalising Hvⱼ against all vectors so far. Scalars stay on the device until
 somebody looks, several steps at a time, so that no step waits for the host. A breakdown, β = 0 to
 rounding, is noticed at the next look: the steps after it are undone, and the run can be restarted
-in a new random direction.
+in a new random direction. T then has a 0 beside its diagonal, but the β of the matrix is only known
+to be at most `hidden`: see `tridiagonal` for what may lie behind it.
 
 **Noise.** Of an exactly symmetric H the coefficients of Hvⱼ along v₁ … vⱼ₋₂ are 0 and the one along
 vⱼ₋₁ is βⱼ₋₁. What they differ by is the asymmetry of the computed products: rounding, TF32,
@@ -17,6 +18,7 @@ own error, are the noise: T is that of a matrix so near to H.
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from neumann.spectrum.start import random_unit
 
 UNSEEN = 4.0  # noise per measured asymmetry
 ROUNDING = 32.0  # units of rounding, times ‖T‖, that are noise at the very least
-BREAKDOWN = 4.0  # units of rounding, times ‖T‖, below which β is 0
+BREAKDOWN = 4.0  # units of rounding, times ‖T‖, below which β is not told from 0
 
 
 @dataclass
@@ -39,8 +41,8 @@ class Krylov:
     seed: int
     host: bool
     products: int = 0
-    restarts: int = 0
-    broken: bool = False  # the last β is 0
+    broken: bool = False  # the last β is 0 to rounding
+    starts: list[int] = field(default_factory=lambda: [0])  # steps done before each random vector
     diagonal: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     asymmetry: list[float] = field(default_factory=list)  # squared, of each step
@@ -98,22 +100,33 @@ class Krylov:
 
     def restart(self) -> bool:
         """A new random direction orthogonal to all others; False if there is none."""
-        op = self.operator
+        op, wide = self.operator, scalar_dtype(self.operator.device)
         for attempt in range(3):
-            self.restarts += 1
-            # Seeds far from those a caller counts up.
-            seed = self.seed + 1_000_003 * (self.restarts + attempt)
-            rest, _ = self.basis.without(random_unit(op.size, seed, op.dtype, op.device))
-            length = float(torch.linalg.vector_norm(rest))
+            draw = 3 * len(self.starts) + attempt
+            rest, _ = self.basis.without(random_unit(op.size, self.seed, op.dtype, op.device, draw))
+            length = float(torch.linalg.vector_norm(rest, dtype=wide))
             if length > 1e-3 / math.sqrt(op.size):
                 rest, _ = self.basis.without(rest.div_(length))  # once more, as it was shortened
-                self.current = rest.div_(torch.linalg.vector_norm(rest))
+                self.current = rest.div_(torch.linalg.vector_norm(rest, dtype=wide).to(op.dtype))
                 self.basis.append(self.current)
                 self.broken = False
+                self.starts.append(len(self.diagonal))
                 return True
         return False
 
+    def parts(self) -> list[tuple[list[float], list[float]]]:
+        """α and β of each random vector's own steps."""
+        edges = [*self.starts, len(self.diagonal)]
+        return [(self.diagonal[i:j], self.beside[i:j]) for i, j in pairwise(edges)]
+
+    def hidden(self, scale: float) -> float:
+        """The largest β that may be behind a breakdown."""
+        return BREAKDOWN * torch.finfo(self.operator.dtype).eps * scale
+
     def noise(self, scale: float) -> float:
         """‖error of T‖: the measured asymmetry, and no less than some units of rounding."""
-        unit = torch.finfo(self.operator.dtype).eps
-        return UNSEEN * math.sqrt(sum(self.asymmetry)) + ROUNDING * unit * scale
+        return UNSEEN * math.sqrt(sum(self.asymmetry)) + self.rounding(scale)
+
+    def rounding(self, scale: float) -> float:
+        """The least noise there is."""
+        return ROUNDING * torch.finfo(self.operator.dtype).eps * scale

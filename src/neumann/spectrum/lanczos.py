@@ -16,8 +16,9 @@ part of every error. A tolerance below this noise is never reached.
 
 How it fails: an operator that is not symmetric in substance shows as a large noise. A start given
 by the caller is not random, and the errors of the ends are then no more than plausible. At a
-breakdown, β = 0, the space so far is invariant; the run goes on in a new random direction
-orthogonal to it, which finds the copies of multiple eigenvalues.
+breakdown, β = 0 to rounding, the space so far is invariant as far as can be seen. Unless the ends
+are known by then the run goes on in a new random direction orthogonal to it, which finds what hid
+below rounding and the copies of multiple eigenvalues.
 """
 
 import math
@@ -27,15 +28,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from neumann.spectrum.basis import scalar_dtype
 from neumann.spectrum.krylov import Krylov
 from neumann.spectrum.operators import Operator
-from neumann.spectrum.results import Extreme, Lanczos
+from neumann.spectrum.results import Ends, Extreme, Lanczos
 from neumann.spectrum.start import random_unit
-from neumann.spectrum.tridiagonal import most_plausible, outer_bound, ritz
+from neumann.spectrum.tridiagonal import most_plausible, outer_bound, ritz, share
 
-Ends = Literal["both", "smallest", "largest"]
 Scale = Literal["largest", "itself"]
 Observe = Callable[[int, float, float], object]  # step, smallest and largest Ritz value
+
+EXACT = 4.0  # times the least noise there is: products with no more are exact to rounding
 
 
 def lanczos(
@@ -65,7 +68,8 @@ def lanczos(
         seed: of the random start.
         start: a start of one's own, which leaves the errors without their probability.
         risk: the probability, for each end, of an error larger than stated.
-        restart: go on in a new direction after a breakdown; if False, stop there.
+        restart: go on in a new direction after a breakdown, as long as the ends are not known; if
+            False, stop there.
         vectors: how many Ritz vectors of each end to return.
         host: keep the vectors in the host's memory.
         observe: called now and then with the step and the outermost Ritz values.
@@ -73,7 +77,6 @@ def lanczos(
     _check(tolerance, relative_to, ends, max_products, risk, vectors)
     first = _start(operator, seed, start)
     run = Krylov(operator, first, seed, host)
-    limit = most_plausible(operator.size, risk)
     budget = max_products
     with operator.session():
         error = operator.product_error()
@@ -86,21 +89,21 @@ def lanczos(
             if observe is not None:
                 observe(run.steps, float(values[0]), float(values[-1]))
             done = run.steps == operator.size or run.products >= budget
-            if run.broken and not done:
-                done = not restart or not run.restart()
             if tolerance > 0 and not done:
-                errors = _errors(run, values, small, limit)
-                allowed = _allowed(values, tolerance, relative_to)
+                errors = _errors(run, values, small, risk)
+                allowed = _allowed(values, tolerance, relative_to)[[0, -1]].tolist()
                 # What the noise leaves of the tolerance; nothing, and more steps will not help.
                 room = [max(a - noise, a / 8) for a in allowed]
                 wanted = {"both": (0, 1), "smallest": (0,), "largest": (1,)}[ends]
                 done = all(errors[i] <= room[i] for i in wanted)
+            if run.broken and not done:
+                done = not (restart and run.restart())
             if done:
                 break
-        return _result(run, limit, noise, tolerance, relative_to, risk, vectors)
+        return _result(run, noise, tolerance, relative_to, risk, vectors)
 
 
-def _errors(run: Krylov, values: Tensor, small: Tensor, limit: float) -> tuple[float, float]:
+def _errors(run: Krylov, values: Tensor, small: Tensor, risk: float) -> tuple[float, float]:
     """Of the smallest and the largest Ritz value, before noise.
 
     The outer bound says how far the spectrum may reach beyond them. A start that is less likely
@@ -109,26 +112,35 @@ def _errors(run: Krylov, values: Tensor, small: Tensor, limit: float) -> tuple[f
     """
     if run.steps == run.operator.size:
         return 0.0, 0.0
-    mirrored = [-a for a in run.diagonal]
-    residuals = run.beside[-1] * small[-1, [0, -1]].abs()
-    return (
-        max(outer_bound(mirrored, run.beside, -float(values[0]), limit), float(residuals[0])),
-        max(outer_bound(run.diagonal, run.beside, float(values[-1]), limit), float(residuals[1])),
-    )
+    parts = run.parts()
+    size, part_risk = run.operator.size, share(risk, len(parts))
+    together = most_plausible(size, part_risk, len(parts))
+    alone = most_plausible(size, part_risk)
+    hidden = run.hidden(float(values.abs().max()))
+
+    def error(end: int, sign: float) -> float:
+        residual = run.beside[-1] * abs(float(small[-1, end]))
+        top = sign * float(values[end])
+
+        def bound(part: tuple[list[float], list[float]], limit: float) -> float:
+            return outer_bound([sign * a for a in part[0]], part[1], top, limit, hidden)
+
+        beyond = bound(parts[-1], alone)
+        if len(parts) > 1:
+            beyond = min(beyond, max(bound(part, together) for part in parts))
+        return max(residual, beyond)
+
+    return error(0, -1.0), error(-1, 1.0)
 
 
-def _allowed(values: Tensor, tolerance: float, relative_to: Scale) -> tuple[float, float]:
-    ends = abs(float(values[0])), abs(float(values[-1]))
-    return (
-        (tolerance * max(ends), tolerance * max(ends))
-        if relative_to == "largest"
-        else (tolerance * ends[0], tolerance * ends[1])
-    )
+def _allowed(values: Tensor, tolerance: float, relative_to: Scale) -> Tensor:
+    """The error that each of the values may have."""
+    sizes = values.abs()
+    return tolerance * (sizes if relative_to == "itself" else sizes.max().expand_as(sizes))
 
 
 def _result(
     run: Krylov,
-    limit: float,
     noise: float,
     tolerance: float,
     relative_to: Scale,
@@ -138,14 +150,15 @@ def _result(
     values, small = ritz(run.diagonal, run.beside)
     residuals = run.beside[-1] * small[-1].abs()
     allowed = _allowed(values, tolerance, relative_to)
-    errors = _errors(run, values, small, limit)
-    complete = run.steps == run.operator.size
+    errors = _errors(run, values, small, risk)
+    # With the whole space searched there is nothing more to find, if the products are exact.
+    scale = float(values.abs().max())
+    complete = run.steps == run.operator.size and noise <= EXACT * run.rounding(scale)
 
     def extreme(end: int) -> Extreme:
-        error = errors[end] + noise
-        reached = complete or (tolerance > 0 and error <= allowed[end])
-        value, residual = float(values[-end]), float(residuals[-end])
-        return Extreme(value, error, residual, allowed[end], reached)
+        error, room = errors[end] + noise, float(allowed[-end])
+        reached = complete or (tolerance > 0 and error <= room)
+        return Extreme(float(values[-end]), error, float(residuals[-end]), room, reached)
 
     chosen = torch.arange(len(values))
     if 2 * vectors < len(values):
@@ -155,7 +168,7 @@ def _result(
     return Lanczos(
         values=values,
         residuals=residuals,
-        converged=residuals + noise <= max(allowed),
+        converged=residuals + noise <= allowed,
         weights=small[0].square(),
         smallest=extreme(0),
         largest=extreme(1),
@@ -165,7 +178,7 @@ def _result(
         beside=torch.tensor(run.beside, dtype=torch.float64),
         steps=run.steps,
         products=run.products,
-        restarts=run.restarts,
+        restarts=len(run.starts) - 1,
         noise=noise,
         risk=risk,
         about=run.operator.about,
@@ -176,10 +189,10 @@ def _start(operator: Operator, seed: int, start: Tensor | None) -> Tensor:
     if start is None:
         return random_unit(operator.size, seed, operator.dtype, operator.device)
     operator._check(start, (operator.size,))
-    length = torch.linalg.vector_norm(start)
+    length = torch.linalg.vector_norm(start, dtype=scalar_dtype(start.device))
     if not (torch.isfinite(length) and length > 0):
         raise ValueError(f"start must be finite and not 0, got a vector of norm {float(length)}")
-    unit: Tensor = start / length
+    unit: Tensor = start / length.to(start.dtype)
     return unit
 
 

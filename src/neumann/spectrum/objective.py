@@ -3,7 +3,8 @@
     loss(w) = loss(forward(model, batch), batch)        the mean over the examples of the batch
 
 For batches that are pairs of inputs and targets a plain function of outputs and targets will do,
-such as `torch.nn.functional.cross_entropy`. A model that returns its own loss is
+such as `torch.nn.functional.cross_entropy`; any other batch needs an `Objective`. A model that
+returns its own loss is
 `Objective(lambda model, batch: model(**batch).loss, lambda output, batch: output)`.
 
 How it fails: a loss that is a sum, or a mean over something else than the examples (tokens that are

@@ -1,12 +1,13 @@
 """Which parameters a matrix is about, and their place in one flat vector.
 
-A filter is a list of glob patterns, of which a name must match one, or a function of the name.
-Frozen parameters are never taken. A tensor that the model holds under two names is taken once,
-under the first of them.
+A filter is a list of glob patterns, of which a name must match one, or a function of the name. A
+pattern that matches nothing is an error. Frozen parameters are never taken. A tensor that the model
+holds under two names is taken once, under the first of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -22,23 +23,37 @@ def select(model: nn.Module, wanted: Filter | None) -> dict[str, nn.Parameter]:
         raise ValueError(
             "model has no trainable parameters; at least one must have requires_grad=True"
         )
-    if wanted is None:
-        return trainable
+    chosen = trainable if wanted is None else _passing(trainable, wanted)
+    _refuse_sparse(model, chosen)
+    return chosen
+
+
+def _passing(trainable: dict[str, nn.Parameter], wanted: Filter) -> dict[str, nn.Parameter]:
+    filters: list[tuple[object, Callable[[str], bool]]]
     if callable(wanted):
-        passes = wanted
+        filters = [(wanted, wanted)]
     else:
         patterns = [wanted] if isinstance(wanted, str) else list(wanted)
-
-        def passes(name: str) -> bool:
-            return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    chosen = {name: p for name, p in trainable.items() if passes(name)}
-    if not chosen:
+        filters = [(p, partial(fnmatchcase, pat=p)) for p in patterns]
+    names = [[name for name in trainable if passes(name)] for _, passes in filters]
+    idle = [one for (one, _), found in zip(filters, names, strict=True) if not found]
+    if idle or not filters:
         raise ValueError(
-            f"parameters={wanted!r} passes none of the trainable parameters, which are "
-            f"{', '.join(trainable)}"
+            f"parameters: {', '.join(map(repr, idle)) or '[]'} passes none of the trainable "
+            f"parameters, which are {', '.join(trainable)}"
         )
-    return chosen
+    return {name: p for name, p in trainable.items() if any(name in found for found in names)}
+
+
+def _refuse_sparse(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
+    taken = {id(p) for p in chosen.values()}
+    for name, module in model.named_modules():
+        embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if embeds and module.sparse and id(module.weight) in taken:
+            raise ValueError(
+                f"{name or 'the model'} is an embedding with sparse=True, whose gradients cannot "
+                "be differentiated again; set its .sparse to False, which changes no value"
+            )
 
 
 class Layout:

@@ -1,11 +1,20 @@
-"""What measurements return."""
+"""What measurements return.
+
+Errors are of the loss as it is computed, in its dtype: its rounding in the forward pass makes
+another function of it, with a Hessian of its own, and that is the one measured. Where a network
+loses many digits on the way, as BatchNorm does on features whose mean is 1e3 standard deviations or
+more, this Hessian may be far from that of exact arithmetic and no error here says so. A copy of the
+model in float64 shows it.
+"""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from neumann.spectrum.operators import About
+
+Ends = Literal["both", "smallest", "largest"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +25,7 @@ class Extreme:
     error: float  # |value − λ| is at most this, except with the run's risk
     residual: float  # ‖Hy − value·y‖: some eigenvalue is this near, before rounding
     tolerance: float  # what the error was to reach; 0: nothing was asked for
-    converged: bool  # error ≤ tolerance, or the whole space was searched
+    converged: bool  # error ≤ tolerance; or the whole space was searched, with exact products
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Lanczos:
 
     values: Tensor  # (k,) Ritz values, ascending, in units of the matrix
     residuals: Tensor  # (k,) some eigenvalue is this near to each, before rounding
-    converged: Tensor  # (k,) bool: residual plus noise within the tolerance
+    converged: Tensor  # (k,) bool: residual plus noise within the tolerance, for each as asked
     weights: Tensor  # (k,) shares of the start in each, sum 1: the nodes' weights in a quadrature
     smallest: Extreme
     largest: Extreme
@@ -35,7 +44,7 @@ class Lanczos:
     beside: Tensor  # (k,) β of T; the last is what is left over
     steps: int  # k
     products: int  # with the operator; more than k after a breakdown
-    restarts: int  # new directions taken because an invariant subspace was complete
+    restarts: int  # new random directions, each taken at a breakdown
     noise: float  # estimated ‖error of T‖ by products and rounding; part of every error
     risk: float  # probability, of each end, that its error is larger than stated
     about: About
@@ -52,10 +61,14 @@ class Extremes:
     noise: float  # part of both errors that no further step removes, in units of the matrix
     risk: float  # probability, of each end, that its error is larger than stated
     about: About
+    ends: Ends = "both"  # that were asked for
 
     @property
     def converged(self) -> bool:
-        return self.smallest.converged and self.largest.converged
+        """Whether the ends that were asked for are."""
+        smallest = self.smallest.converged or self.ends == "largest"
+        largest = self.largest.converged or self.ends == "smallest"
+        return smallest and largest
 
     @property
     def outside(self) -> tuple[float, float]:
