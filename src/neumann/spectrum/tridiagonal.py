@@ -78,10 +78,12 @@ def outer_bound(
     spectrum pass −T.
     """
     scale = max(abs(x) for x in (largest, *diagonal, *beside))
+    if scale == 0:
+        return 0.0
     numbers = torch.finfo(torch.float64)
     smallest = max(numbers.eps * scale, numbers.tiny)
     beside = [max(b, hidden) for b in beside]
-    if scale == 0 or _exceeds(diagonal, beside, largest + smallest, limit):
+    if _exceeds(diagonal, beside, largest + smallest, limit):
         return smallest
     near, far = smallest, scale
     while not _exceeds(diagonal, beside, largest + far, limit):
