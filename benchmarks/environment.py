@@ -34,3 +34,10 @@ def environment(device: torch.device, commit: str | None = None) -> dict[str, An
         "threads": torch.get_num_threads(),
         "versions": versions,
     }
+
+
+def origin(commit: str | None = None) -> dict[str, Any]:
+    """For each of many runs in one file: where it comes from, without the command."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = environment(device, commit)
+    return {key: about[key] for key in ("commit", "date", "hardware", "versions")}

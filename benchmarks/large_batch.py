@@ -34,10 +34,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
 from contest_table import summary, written
-from environment import environment
+from environment import origin
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
@@ -234,10 +233,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="where git cannot tell")
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = environment(device, arguments.commit)
-    kept = {key: about[key] for key in ("commit", "date", "hardware", "versions")}
-    ledger = Ledger(arguments.results, kept)
+    ledger = Ledger(arguments.results, origin(arguments.commit))
     contest = Contest(ledger, Trainer(ledger, arguments), arguments)
     if arguments.stage != "table":
         try:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from contest import Key, Ledger, Missing, Setting, claimed
-from environment import environment
+from environment import origin
 from large_batch import RESULTS, Contest, Trainer
 
 from neumann.lab.config import TrainConfig
@@ -179,10 +179,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/leads.jsonl"))
     parser.add_argument("--commit", help="where git cannot tell")
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = environment(device, arguments.commit)
-    kept = {key: about[key] for key in ("commit", "date", "hardware", "versions")}
-    ledger = Ledger(arguments.results, kept)
+    ledger = Ledger(arguments.results, origin(arguments.commit))
     trainer = LeadTrainer(ledger, arguments)
     contest = Contest(Ledger(arguments.contest, {}), trainer, arguments)
     given = arguments.setting

@@ -17,8 +17,6 @@ the run goes on, to end as diverged if it has. A model that cannot be differenti
 device without the memory are UsageErrors, before the first step.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,6 +31,7 @@ from neumann.lab.generators import restore_rng, rng_state
 from neumann.lab.models import classification_loss
 from neumann.optim import Neumann
 from neumann.spectrum import About, Extremes, Hessian, NonFiniteProduct, coefficients, extremes
+from neumann.spectrum.precision import without_tf32
 
 EXAMPLES = 512  # of a measurement, where a batch has more
 TOLERANCE = 1e-3
@@ -67,7 +66,7 @@ class Curvature:
             self._probe = probe_batch(self._dataset, self._examples)
         inputs, labels = piece
         current = inputs[: self._examples], labels[: self._examples]
-        with in_float32(inputs.device):
+        with without_tf32(inputs.device):
             probe, about = self._ends(self._probe)
             return {
                 "momentum": momentum_of(self._optimizer),
@@ -164,18 +163,3 @@ def momentum_of(optimizer: Optimizer) -> float | None:
     group = optimizer.param_groups[0]
     found = group.get("momentum", next(iter(group.get("betas") or ()), None))
     return None if found is None else float(found)
-
-
-@contextlib.contextmanager
-def in_float32(device: torch.device) -> Iterator[None]:
-    """Convolutions and products of matrices in full float32: TF32 rounds to 10 bits."""
-    if device.type != "cuda":
-        yield
-        return
-    convolutions, matrices = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, matrices.allow_tf32
-    convolutions.allow_tf32 = matrices.allow_tf32 = False
-    try:
-        yield
-    finally:
-        convolutions.allow_tf32, matrices.allow_tf32 = before

@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from neumann.lab import plain_json
-from neumann.lab.curvature import about_plain, in_float32
+from neumann.lab.curvature import about_plain
 from neumann.lab.entries import in_users_code, told
 from neumann.lab.environment import environment
 from neumann.lab.errors import UsageError, shorten, unknown
@@ -38,6 +38,7 @@ from neumann.spectrum import (
     density,
     extremes,
 )
+from neumann.spectrum.precision import without_tf32
 from neumann.spectrum.state import batchnorm_layers
 
 Observe = Callable[[int, float, float], object]  # products, smallest and largest Ritz value
@@ -147,7 +148,7 @@ def measured(config: SpectrumConfig, watch: Watch) -> dict[str, Any]:
     with _subject(config) as subject:
         try:
             operator = _operator(config, subject)
-            with in_float32(operator.device), operator.session():
+            with without_tf32(operator.device), operator.session():
                 with watch(min(config.max_products, operator.size), "ends") as observe:
                     found = extremes(
                         operator,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from neumann.spectrum.batches import Piece, first_of
+from neumann.spectrum.precision import without_tf32
 
 UNITS = 100.0  # of rounding, relative to the chunks, that are no difference
 STIRRED = 16.0  # units of rounding by which the weights are changed; enough to cross a step of it
@@ -36,7 +37,8 @@ def check_chunks(
     gradient: Values,
 ) -> None:
     """Raise if the chunks are another function of the weights than the whole."""
-    with full_precision(parameters[0].device):
+    device = parameters[0].device
+    with torch.autocast(device.type, enabled=False), without_tf32(device):
         _compare("loss", loss, whole, chunks, parameters)
         two = chunks[:2]
         pair = first_of(whole, sum(chunk.examples for chunk in two))
@@ -80,19 +82,3 @@ def _stirred(parameters: Sequence[Tensor], share: float) -> Iterator[None]:
         with torch.no_grad():
             for p, w in zip(parameters, before, strict=True):
                 p.copy_(w)
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast and no TF32, whose rounding is that of ten bits."""
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda":
-            yield
-            return
-        convolutions, matrices = torch.backends.cudnn, torch.backends.cuda.matmul
-        before = convolutions.allow_tf32, matrices.allow_tf32
-        convolutions.allow_tf32 = matrices.allow_tf32 = False
-        try:
-            yield
-        finally:
-            convolutions.allow_tf32, matrices.allow_tf32 = before
