@@ -1,11 +1,13 @@
 """The rules of the large-batch contest: who takes part, what is tuned, and the book of all runs.
 
-Every optimizer is tuned alike: learning rates in ratio 2, widened until the best is bracketed,
-times two weight decays, times momentum 0.6 and 0.9, which all of them have. Scores are % of images
-classified right; a run that diverged has 0.
+Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
+momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
+until it has a worse one on either side. Scores are % of images classified right; a run that
+diverged has 0.
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -144,6 +146,12 @@ class Search:
         setting = Setting(ENTRANTS[self.entrant].lr_at(point), decay, momentum)
         return Key("search", self.model, self.batch, self.epochs, self.entrant, setting)
 
+    def beginning(
+        self, decays: Iterable[float] | None = None, momenta: Iterable[float] = MOMENTA
+    ) -> list[Key]:
+        """The runs that every search has."""
+        return [self.key(*place) for place in self._beginning(decays, momenta)]
+
     def best(
         self,
         score: Score,
@@ -151,23 +159,21 @@ class Search:
         momenta: Iterable[float] = MOMENTA,
     ) -> Setting:
         """The best setting; its learning rate is bracketed."""
-        decays = tuple(decays or ENTRANTS[self.entrant].decays)
-        momenta = tuple(momenta)
-        points = [-OCTAVE, 0, OCTAVE]
+        places = self._beginning(decays, momenta)
         while True:
-            scores = {
-                (point, decay, momentum): score(self.key(point, decay, momentum))
-                for point in points
-                for decay in decays
-                for momentum in momenta
-            }
-            best = max(scores, key=lambda place: scores[place])
-            if best[0] == points[0]:
-                points.insert(0, points[0] - OCTAVE)
-            elif best[0] == points[-1]:
-                points.append(points[-1] + OCTAVE)
-            else:
-                return self.key(*best).setting
+            scores = {place: score(self.key(*place)) for place in places}
+            point, decay, momentum = max(places, key=lambda place: scores[place])
+            beside = [(point - OCTAVE, decay, momentum), (point + OCTAVE, decay, momentum)]
+            missing = [place for place in beside if place not in scores]
+            if not missing:
+                return self.key(point, decay, momentum).setting
+            places += missing
+
+    def _beginning(
+        self, decays: Iterable[float] | None, momenta: Iterable[float]
+    ) -> list[tuple[int, float, float]]:
+        tried = tuple(decays or ENTRANTS[self.entrant].decays), tuple(momenta)
+        return list(itertools.product((0, -OCTAVE, OCTAVE), *tried))
 
     def transferred(self, score: Score, setting: Setting) -> Setting:
         """For another model: nothing retuned but the learning rate."""

@@ -30,7 +30,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,19 @@ class Trainer:
 
     def score(self, key: Key) -> float:
         """The same as the ledger's, after a training if there must be one."""
-        if key not in self._ledger.runs and time.monotonic() < self._end:
-            self._ledger.add(key, self._train(key))
+        self.take(key)
+        while key not in self._ledger.runs and time.monotonic() < self._end:
+            time.sleep(0.2)  # another process is at it
+            self._ledger.refresh()
         return self._ledger.score(key)
+
+    def take(self, key: Key) -> None:
+        """Train it, unless it is there, another process is at it or the time is over."""
+        self._ledger.refresh()
+        if key in self._ledger.runs or time.monotonic() >= self._end:
+            return
+        if not claimed(self._arguments.share, key):
+            self._ledger.add(key, self._train(key))
 
     def _train(self, key: Key) -> dict[str, Any]:
         config = self._config(key)
@@ -139,19 +149,31 @@ def describe(key: Key) -> str:
 
 
 class Contest:
-    """The stages, each a sequence of pieces of work that processes can share."""
+    """The stages; processes can share the work of one."""
 
     def __init__(self, ledger: Ledger, trainer: Trainer, arguments: argparse.Namespace) -> None:
         self._ledger, self._trainer, self._arguments = ledger, trainer, arguments
 
     def run(self, stage: str) -> None:
-        """All the work that nobody else has taken."""
-        work: list[tuple[Any, ...]] = list(getattr(self, f"_{stage}_pieces")())
-        if self._arguments.backwards:
-            work.reverse()
-        for piece in work:
-            if not claimed(self._arguments.share, (stage, *piece)):
-                getattr(self, f"_{stage}")(*piece)
+        """First the runs that are known beforehand, then those that others decide on."""
+        known: dict[str, Callable[[], Iterator[Key]]] = {
+            "search": self._search_runs,
+            "final": self._final_runs,
+            "transfer": self._transfer_runs,
+            "time": self._time_runs,
+        }
+        decided: dict[str, Callable[[str, int], None]] = {
+            "search": self._search,
+            "range": self._range,
+            "transfer": self._transfer,
+        }
+        if stage in known:
+            for key in list(known[stage]()):
+                self._trainer.take(key)
+        if stage in decided:
+            for pair in self._pairs():
+                if not claimed(self._arguments.share, (stage, *pair)):
+                    decided[stage](*pair)
 
     def search(self, entrant: str, batch: int, model: str = "resnet9") -> Search:
         """Where an entrant's search stands in the ledger."""
@@ -171,32 +193,40 @@ class Contest:
             for entrant in self._arguments.entrants:
                 yield entrant, batch
 
-    _search_pieces = _range_pieces = _time_pieces = _transfer_pieces = _pairs
-
-    def _final_pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Seed by seed, so that a contest cut short has whole pairs."""
-        first = self._arguments.first_seed
-        for batch in self._arguments.batch:
-            for seed in range(first, first + self._arguments.seeds):
-                for entrant in self._arguments.entrants:
-                    yield entrant, batch, seed
+    def _search_runs(self) -> Iterator[Key]:
+        for entrant, batch in self._pairs():
+            yield from self.search(entrant, batch).beginning()
 
     def _search(self, entrant: str, batch: int) -> None:
         self.search(entrant, batch).best(self._trainer.score)
+
+    def _final_runs(self) -> Iterator[Key]:
+        """Seed by seed, so that a contest cut short has whole pairs."""
+        first = self._arguments.first_seed
+        for batch in self._arguments.batch:
+            chosen = {entrant: self.chosen(entrant, batch) for entrant in self._arguments.entrants}
+            for seed in range(first, first + self._arguments.seeds):
+                for entrant, setting in chosen.items():
+                    if setting is not None:
+                        yield self._final_key("resnet9", entrant, batch, setting, seed)
 
     def _range(self, entrant: str, batch: int) -> None:
         setting = self.chosen(entrant, batch)
         if setting is not None:
             self.search(entrant, batch).width(self._trainer.score, setting)
 
-    def _final(self, entrant: str, batch: int, seed: int) -> None:
-        self._test("resnet9", entrant, batch, self.chosen(entrant, batch), seed)
+    def _time_runs(self) -> Iterator[Key]:
+        for entrant, batch in self._pairs():
+            setting = self.chosen(entrant, batch)
+            if setting is not None:
+                yield Key("time", "resnet9", batch, TIMED_EPOCHS, entrant, setting)
 
-    def _time(self, entrant: str, batch: int) -> None:
-        setting = self.chosen(entrant, batch)
-        if setting is not None:
-            key = Key("time", "resnet9", batch, TIMED_EPOCHS, entrant, setting)
-            self._trainer.score(key)
+    def _transfer_runs(self) -> Iterator[Key]:
+        for entrant, batch in self._pairs():
+            setting = self.chosen(entrant, batch)
+            if setting is not None:
+                search = self.search(entrant, batch, "resnet18")
+                yield from search.beginning((setting.decay,), (setting.momentum,))
 
     def _transfer(self, entrant: str, batch: int) -> None:
         setting = self.chosen(entrant, batch)
@@ -204,14 +234,12 @@ class Contest:
             search = self.search(entrant, batch, "resnet18")
             setting = search.transferred(self._trainer.score, setting)
             for seed in range(self._arguments.seeds):
-                self._test("resnet18", entrant, batch, setting, seed)
+                key = self._final_key("resnet18", entrant, batch, setting, seed)
+                self._trainer.take(key)
 
-    def _test(
-        self, model: str, entrant: str, batch: int, setting: Setting | None, seed: int
-    ) -> None:
-        if setting is not None:
-            epochs = self._arguments.epochs or EPOCHS
-            self._trainer.score(Key("final", model, batch, epochs, entrant, setting, seed))
+    def _final_key(self, model: str, entrant: str, batch: int, setting: Setting, seed: int) -> Key:
+        epochs = self._arguments.epochs or EPOCHS
+        return Key("final", model, batch, epochs, entrant, setting, seed)
 
 
 def main() -> None:
@@ -229,7 +257,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
-    parser.add_argument("--backwards", action="store_true", help="begin with the last of the work")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="where git cannot tell")
     arguments = parser.parse_args()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import Key, Ledger, Missing, Setting, claimed
+from contest import Key, Ledger, Setting
 from environment import origin
 from large_batch import RESULTS, Contest, Trainer
 
@@ -195,13 +195,9 @@ def main() -> None:
         ]
         for name in arguments.leads
     }
-    try:
-        for seed in range(0 if arguments.table else arguments.seeds):
-            for name in arguments.leads:
-                if not claimed(arguments.share, keys[name][seed]):
-                    trainer.score(keys[name][seed])
-    except Missing:
-        print("the time is over; the same command goes on")
+    for seed in range(0 if arguments.table else arguments.seeds):
+        for name in arguments.leads:
+            trainer.take(keys[name][seed])
     ledger.refresh()
     print(table(ledger, keys))
 

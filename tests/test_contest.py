@@ -1,10 +1,15 @@
 """The rules of the large-batch contest, played with scores from a formula."""
 
+import argparse
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
 from contest_table import summary, written
+from large_batch import Contest, Trainer
 
 MUON = Search("Muon", 8192, 12)
 
@@ -67,6 +72,32 @@ def test_the_book_can_be_shared(tmp_path):
     assert not claimed(tmp_path / "share", ("search", "Muon", 8192))
     assert claimed(tmp_path / "share", ("search", "Muon", 8192))
     assert not claimed(tmp_path / "share", ("search", "Muon", 512))
+
+
+def test_processes_share_a_search_run_by_run(tmp_path):
+    """Two at once: every run is trained once, the search gets to its end, and both took part."""
+    best_lr, trained = ENTRANTS["Muon"].lr * 8, []
+
+    class Stub(Trainer):
+        def _train(self, key):
+            trained.append((threading.get_ident(), key))
+            time.sleep(0.01)
+            return {"accuracy": landscape(best_lr)(key), "recalibrated": None}
+
+    def take_part():
+        ledger = Ledger(tmp_path / "runs.jsonl", {})
+        Contest(ledger, Stub(ledger, arguments), arguments).run("search")
+
+    arguments = argparse.Namespace(
+        batch=[8192], entrants=["Muon", "LAMB"], epochs=None, seconds=60.0, share=tmp_path / "share"
+    )
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(take_part) for _ in range(2)]:
+            done.result()
+    assert len({who for who, _ in trained}) == 2
+    assert len(trained) == len({key for _, key in trained})
+    found = MUON.best(Ledger(tmp_path / "runs.jsonl", {}).score)
+    assert found == Setting(best_lr, 1.0, 0.6)
 
 
 def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
