@@ -8,14 +8,14 @@ Newton–Schulz iteration, which is matrix products alone,
 
 with the coefficients of Jordan and others (2024), which take singular values from far below 1 to
 between 0.7 and 1.2 in five iterations. Matrices of equal shape are taken together; on CUDA in
-bfloat16, elsewhere in float32.
+bfloat16, elsewhere in float32. A matrix with more rows than columns is taken as its transpose.
 
 An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
 direction of every tensor has the same root mean square, and what is no matrix (biases,
 normalisation) has it too in the diagonal form: so one learning rate serves all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,7 @@ from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, St
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+OPERATIONS = 4 * ITERATIONS  # for m × n, times m²n
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,66 @@ class Spectral:
         return {} if is_matrix(parameter) else self.vectors.create(parameter)
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        """Shape by shape."""
-        directions: list[Tensor | None] = [None] * len(gradients)
-        shapes: dict[tuple[int, int], list[int]] = {}
+        """Many matrices at a time."""
+        matrices: dict[int, Tensor] = {}
         rest = []
         for index, gradient in enumerate(gradients):
-            if "second_moment" not in states[index]:  # which `vectors` keeps
-                rows = gradient.shape[0]
-                shapes.setdefault((rows, gradient.numel() // rows), []).append(index)
-            else:
+            if "second_moment" in states[index]:  # which `vectors` keeps
                 rest.append(index)
-        for (rows, columns), chosen in shapes.items():
-            stack = torch.stack([_rows_first(gradients[i]).flatten(1) for i in chosen])
-            scale = self.scale * max(rows, columns) ** 0.5
-            for i, matrix in zip(chosen, orthogonalised(stack, scale).unbind(), strict=True):
-                directions[i] = _laid_out(matrix, gradients[i])
+            else:
+                matrices[index] = _lying(_rows_first(gradient).flatten(1))
+        found: dict[int, Tensor] = {}
+        for batch in _batches(matrices):
+            results = orthogonalised(_stacked([matrices[i] for i in batch]))
+            for i, result in zip(batch, results.unbind(), strict=True):
+                found[i] = _laid_out(result[:, : matrices[i].shape[1]], gradients[i])
+        if found:
+            scales = [self.scale * matrices[i].shape[1] ** 0.5 for i in found]
+            torch._foreach_mul_(list(found.values()), scales)
         if rest:
-            found = self.vectors.apply([gradients[i] for i in rest], [states[i] for i in rest])
-            for i, direction in zip(rest, found, strict=True):
-                directions[i] = direction
-        return [direction for direction in directions if direction is not None]
+            others = self.vectors.apply([gradients[i] for i in rest], [states[i] for i in rest])
+            found |= dict(zip(rest, others, strict=True))
+        return [found[i] for i in range(len(gradients))]
+
+
+def _batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
+    """Which lying matrices to take together: those of equal shape; on a GPU also narrower ones of
+    as many rows, filled up with columns of zeros, where that costs less than a batch of their own.
+    """
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in matrices.items():
+        kinds.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
+    found: list[list[int]] = []
+    before, widest = 0, 0
+    for (rows, columns), chosen in sorted(kinds.items(), reverse=True):
+        filling = OPERATIONS * rows * rows * (widest - columns) * len(chosen)
+        if rows == before and filling < _launching(matrices[chosen[0]]):
+            found[-1] += chosen
+        else:
+            found.append(list(chosen))
+            before, widest = rows, columns
+    return found
+
+
+def _launching(matrix: Tensor) -> float:
+    """Operations that the device could do while another batch's kernels are launched."""
+    return 2e10 if matrix.is_cuda else 0.0
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """As one batch. Columns of zeros stay zeros and change nothing in the others."""
+    columns = max(matrix.shape[1] for matrix in matrices)
+    if all(matrix.shape[1] == columns for matrix in matrices):
+        return torch.stack(list(matrices))
+    stack = matrices[0].new_zeros(len(matrices), matrices[0].shape[0], columns)
+    for place, matrix in zip(stack.unbind(), matrices, strict=True):
+        place[:, : matrix.shape[1]].copy_(matrix)
+    return stack
+
+
+def _lying(matrix: Tensor) -> Tensor:
+    """With no more rows than columns."""
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
 
 
 def _rows_first(gradient: Tensor) -> Tensor:
@@ -77,12 +118,13 @@ def _rows_first(gradient: Tensor) -> Tensor:
     return gradient
 
 
-def _laid_out(matrix: Tensor, like: Tensor) -> Tensor:
-    """The matrix as a tensor with the shape and the memory format of another."""
-    shape = _rows_first(like).shape
-    if shape == like.shape:
-        return matrix.reshape(like.shape)
-    return matrix.reshape(shape).permute(0, 3, 1, 2)
+def _laid_out(lying: Tensor, like: Tensor) -> Tensor:
+    """A lying matrix as a new tensor with the shape and the memory format of another."""
+    result = torch.empty_like(like)
+    place = _rows_first(result)
+    matrix = lying if len(lying) == len(place) else lying.mT
+    place.copy_(matrix.reshape(place.shape))
+    return result
 
 
 def is_matrix(tensor: Tensor) -> bool:
@@ -93,18 +135,15 @@ def is_matrix(tensor: Tensor) -> bool:
     return rows > 1 and tensor.numel() > rows
 
 
-def orthogonalised(matrices: Tensor, scale: float = 1.0) -> Tensor:
-    """UVᵀ·scale of each of a batch (b, m, n), in its dtype; zero stays zero."""
-    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = matrices / norms.clamp(min=torch.finfo(matrices.dtype).tiny)
-    x = x.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
-    wide = x.shape[1] <= x.shape[2]
-    if not wide:
-        x = x.mT
+def orthogonalised(lying: Tensor) -> Tensor:
+    """UVᵀ of each of a batch (b, m, n), m ≤ n, in its dtype; zero stays zero."""
+    norms = torch.linalg.vector_norm(lying, dim=(1, 2), keepdim=True)
+    x = lying / norms.clamp(min=torch.finfo(lying.dtype).tiny)
+    x = x.to(torch.bfloat16 if lying.is_cuda else torch.float32)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    result: Tensor = (x if wide else x.mT).to(matrices.dtype) * scale
+    result: Tensor = x.to(lying.dtype)
     return result
