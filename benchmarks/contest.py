@@ -18,12 +18,6 @@ from typing import Any
 MOMENTA = (0.6, 0.9)
 OCTAVE = 2  # grid points, for learning rates in ratio √2
 
-# The series by itself, with weight decay as AdamW and Muon have it.
-PLAIN = (
-    "cubic=0,repulsive=0,warmup_epochs=0,reset_steps=0,decoupled_weight_decay=true,"
-    "decay_norms=false,momentum={momentum}"
-)
-
 
 @dataclass(frozen=True)
 class Entrant:
@@ -52,10 +46,10 @@ ENTRANTS = {
     "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
     "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
     "Neumann diagonal": Entrant(
-        f"neumann:precondition=diagonal,{PLAIN}", 0.004, (0.1, 1.0), ours=True
+        "neumann:precondition=diagonal,momentum={momentum}", 0.004, (0.1, 1.0), ours=True
     ),
     "Neumann spectral": Entrant(
-        f"neumann:precondition=spectral,{PLAIN}", 0.03, (0.5, 2.0), ours=True
+        "neumann:precondition=spectral,momentum={momentum}", 0.03, (0.5, 2.0), ours=True
     ),
 }
 

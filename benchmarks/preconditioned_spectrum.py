@@ -114,15 +114,12 @@ def follow(arguments: argparse.Namespace, momentum: float) -> list[dict[str, Any
     torch.manual_seed(0)
     model = build(arguments.model, data).to(device)
     peak = arguments.lr * (1 - momentum) / (1 - 0.6)
-    options = {"warmup_steps": 0, "reset_steps": 0, "cubic": 0.0, "repulsive": 0.0}
     optimizer = Neumann(
         model.parameters(),
         lr=peak,
         momentum=momentum,
         precondition="spectral",
         weight_decay=arguments.decay * arguments.lr / peak,
-        decoupled_weight_decay=True,
-        **options,  # type: ignore[arg-type]
     )
     per_epoch = Plan(arguments.batch).batches_of(len(data.train))
     total, ramp = arguments.epochs * per_epoch, arguments.epochs * per_epoch / 6

@@ -27,8 +27,8 @@ from neumann.lab.models.small import resnet9
 PLAIN: dict[str, Any] = {"warmup_steps": 0, "reset_steps": 0, "cubic": 0.0, "repulsive": 0.0}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Neumann, P = I": lambda p: Neumann(p, lr=1e-4, **PLAIN),
-    "Neumann, diagonal": lambda p: Neumann(p, lr=1e-4, precondition="diagonal", **PLAIN),
-    "Neumann, spectral": lambda p: Neumann(p, lr=1e-4, precondition="spectral", **PLAIN),
+    "Neumann, diagonal": lambda p: Neumann(p, lr=1e-4, precondition="diagonal"),
+    "Neumann, spectral": lambda p: Neumann(p, lr=1e-4, precondition="spectral"),
     "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
 }
 

@@ -95,6 +95,15 @@ def test_a_preconditioner_of_ones_own(tmp_path, monkeypatch):
     assert optimizer.param_groups[0]["precondition"].decay == 0.5
 
 
+PRECONDITIONED = [
+    "",
+    ":precondition=none",
+    ":precondition=diagonal",
+    ":precondition=spectral",
+    ":precondition=mine:P",
+]
+
+
 def test_epochs_become_steps():
     optimizer = build(Arm.parse("neumann"), model(), steps_per_epoch=7)
     assert optimizer.param_groups[0]["warmup_steps"] == 35
@@ -104,6 +113,8 @@ def test_whose_lr_wins():
     assert Arm.parse("sgd:lr=3").lr(2.0) == 3
     assert Arm.parse("sgd").lr(2.0) == 2
     assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
+    usual = [Arm.parse(f"neumann{p}").lr() for p in PRECONDITIONED]
+    assert usual == [0.2, 0.2, 0.004, 0.03, 0.03]
 
 
 def test_weight_decay_spares_biases_and_norms_where_the_recipe_says_so():
@@ -114,6 +125,8 @@ def test_weight_decay_spares_biases_and_norms_where_the_recipe_says_so():
     assert decays("adamw") == {2: 0.1, 1: 0.0}
     assert decays("sgd") == {2: 0.1, 1: 0.1}
     assert decays("sgd:decay_norms=false") == {2: 0.1, 1: 0.0}
+    assert decays("neumann") == decays("neumann:precondition=none") == {2: 0.1, 1: 0.1}
+    assert decays("neumann:precondition=spectral") == {2: 0.1, 1: 0.0}
     assert decays("adamw:decay_norms=true,weight_decay=0.3") == {2: 0.3, 1: 0.3}
 
 

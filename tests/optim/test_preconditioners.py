@@ -130,6 +130,26 @@ def test_a_preconditioner_sees_what_the_one_before_it_gives():
     assert all("preconditioner_past" in state for state in optimizer.state.values())
 
 
+def test_the_learning_rate_is_all_that_must_be_given():
+    """Under P the series stands by itself; what is given wins, and None keeps the paper's."""
+    usual = {"warmup_steps": 0, "reset_steps": 0, "momentum": 0.6, "cubic": 0.0, "repulsive": 0.0}
+    usual["decoupled_weight_decay"] = True
+    for precondition in ("diagonal", "spectral", Signs()):
+        (group,) = Neumann(network().parameters(), 0.01, precondition=precondition).param_groups
+        assert {name: group[name] for name in usual} == usual
+    given = {"momentum": 0.3, "cubic": 1e-3, "repulsive": 1e-2, "decoupled_weight_decay": False}
+    epochs = {"steps_per_epoch": 5, "warmup_epochs": 2, "reset_epochs": 4}
+    (group,) = Neumann(
+        network().parameters(), 0.01, precondition="spectral", **given, **epochs
+    ).param_groups
+    expected = {**given, "warmup_steps": 10, "reset_steps": 20}
+    assert {name: group[name] for name in expected} == expected
+    (group,) = Neumann(network().parameters(), 0.01, steps_per_epoch=5).param_groups
+    expected = {"warmup_steps": 25, "reset_steps": 50, "momentum": 0.9, "cubic": 1e-7}
+    expected |= {"repulsive": 1e-5, "decoupled_weight_decay": False}
+    assert {name: group[name] for name in expected} == expected
+
+
 def test_two_that_keep_the_same_are_refused():
     with pytest.raises(ValueError, match="'spectral' and one before it both keep 'second_moment'"):
         trained(1, precondition=Spectral(before=Diagonal()))

@@ -175,8 +175,9 @@ def _spectrum_line(step: int, opt: str, seed: int, lr: float, epochs: int) -> di
 
 def _diagnostics(step: int, opt: str, lr: float) -> dict:
     options = dict(Arm.parse(opt).options)
-    warmup = round(options.get("warmup_epochs", 5) * PER_EPOCH)
-    interval = round(options.get("reset_epochs", 10) * PER_EPOCH)
+    usual = (5, 10) if options.get("precondition") is None else (0, 0)
+    warmup = round(options.get("warmup_epochs", usual[0]) * PER_EPOCH)
+    interval = round(options.get("reset_epochs", usual[1]) * PER_EPOCH)
     timetable = Timetable(warmup, interval, float(options.get("reset_growth", 2.0)))
     phase, t = timetable.place(step)
     following = timetable.next_reset(step + 1 - warmup)

@@ -29,6 +29,10 @@ def test_options_in_steps_and_no_further_reset(tmp_path):
     assert found == Phases(0, (1,))
 
 
+def test_under_a_preconditioner_the_series_stands_by_itself(tmp_path):
+    assert phases(tmp_path, "neumann:precondition=spectral", epochs=20) == Phases(0, (1,))
+
+
 def test_during_the_warm_up(tmp_path):
     assert phases(tmp_path, "neumann", ended=2) == Phases(40, ())
 

@@ -67,6 +67,9 @@ RECIPES = {
     ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
 }
+# Neumann with a preconditioner: decay as AdamW's, and other sizes of lr.
+PRECONDITIONED = Recipe("neumann", "Neumann", 0.03)
+DIAGONAL = Recipe("neumann", "Neumann", 4e-3)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Arm:
 
     def check(self) -> None:
         """Refuse options that the optimizer does not have."""
-        known = {DECAY_NORMS, *inspect.signature(RECIPES[self.name].load()).parameters} - {"params"}
+        known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters} - {"params"}
         for key, _ in self.options:
             if key not in known:
                 raise unknown(f"option of {self.name}", key, sorted(known))
@@ -103,7 +106,15 @@ class Arm:
     def lr(self, default: float | None = None) -> float:
         """The learning rate: the arm's own, else the command's, else the recipe's."""
         own = dict(self.options).get("lr", default)
-        return RECIPES[self.name].lr if own is None else _number(self, "lr", own)
+        return self.recipe.lr if own is None else _number(self, "lr", own)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the optimizer is usually run with these options."""
+        precondition = dict(self.options).get("precondition")
+        if self.name != "neumann" or precondition is None:
+            return RECIPES[self.name]
+        return DIAGONAL if precondition == "diagonal" else PRECONDITIONED
 
     def __str__(self) -> str:
         listed = ",".join(f"{key}={_spelled(value)}" for key, value in self.options)
@@ -120,7 +131,7 @@ def build(
 ) -> Optimizer:
     """The arm's optimizer for those of the model's parameters that require gradients."""
     arm.check()
-    recipe = RECIPES[arm.name]
+    recipe = arm.recipe
     constructor = recipe.load()
     options = {**recipe.options, **dict(arm.options), "lr": arm.lr(lr)}
     decay_norms = options.pop(DECAY_NORMS, recipe.decay_norms)

@@ -45,27 +45,31 @@ class Neumann(Gathering):
             Nesterov SGD with momentum 0.9 are the place to start.
         steps_per_epoch: optimizer steps (not micro-batches) an epoch; turns the epoch counts below
             into steps, rounded half up.
-        warmup_epochs: length of the SGD warm-up.
-        reset_epochs: first interval K between resets.
+        warmup_epochs: length of the SGD warm-up. None is 5, under a preconditioner 0.
+        reset_epochs: first interval K between resets. None is 10, under a preconditioner 0.
         warmup_steps: the warm-up in steps; wins over `warmup_epochs`.
         reset_steps: K in steps; wins over `reset_epochs`. 0: no reset after the one at t = 1.
         reset_growth: the interval grows by this factor after each reset (1.0 is the printed
             algorithm, t = 1 mod K).
-        momentum: the peak of μ(t) = 1 − 1/(1 + t). Schedulers may change it.
-        cubic: α, the strength of the attraction.
-        repulsive: β per variable, the strength of the repulsion.
+        momentum: the peak of μ(t) = 1 − 1/(1 + t). Schedulers may change it. None is 0.9, under a
+            preconditioner 0.6.
+        cubic: α, the strength of the attraction. None is 1e-7, under a preconditioner 0.
+        repulsive: β per variable, the strength of the repulsion. None is 1e-5, under a
+            preconditioner 0.
         average: γ of the moving average.
         variables: what the paper's "num variables" counts: "tensors" or "elements" of the
             parameters that require gradients, or the count itself.
         bounded: keep the repulsion from exploding close to the average.
         weight_decay: λ, added to the gradient as λw unless decoupled.
-        decoupled_weight_decay: subtract ηλw from the weights instead.
+        decoupled_weight_decay: subtract ηλw from the weights instead. None is False, under a
+            preconditioner True.
         skip_nonfinite: leave everything untouched, the clock included, when any gradient is not
             finite. Costs one host synchronisation a step on an accelerator.
         state_dtype: the dtype of m and δ; None is each parameter's own. With torch.bfloat16 the
             state takes half the memory and traffic of float32; it is rounded stochastically.
         precondition: P, which turns gradients into the directions that the series sums: None (the
-            paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it.
+            paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it;
+            the defaults above follow this one.
         maximize: maximize the objective instead.
         foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
@@ -84,19 +88,19 @@ class Neumann(Gathering):
         lr: float | Tensor,
         *,
         steps_per_epoch: float | None = None,
-        warmup_epochs: float = 5,
-        reset_epochs: float = 10,
+        warmup_epochs: float | None = None,
+        reset_epochs: float | None = None,
         warmup_steps: int | None = None,
         reset_steps: int | None = None,
         reset_growth: float = 2.0,
-        momentum: float = 0.9,
-        cubic: float = 1e-7,
-        repulsive: float = 1e-5,
+        momentum: float | None = None,
+        cubic: float | None = None,
+        repulsive: float | None = None,
         average: float = 0.99,
         variables: str | int = "tensors",
         bounded: bool = True,
         weight_decay: float = 0.0,
-        decoupled_weight_decay: bool = False,
+        decoupled_weight_decay: bool | None = None,
         skip_nonfinite: bool = False,
         state_dtype: torch.dtype | None = None,
         precondition: str | Preconditioner | None = None,
@@ -107,13 +111,12 @@ class Neumann(Gathering):
         fused: bool | None = None,
         process_group: Any = None,
     ) -> None:
-        warmup, interval = options.resolve_steps(
-            steps_per_epoch, warmup_epochs, reset_epochs, warmup_steps, reset_steps
-        )
-        defaults: dict[str, Any] = {
+        given: dict[str, Any] = {
             "lr": lr,
-            "warmup_steps": warmup,
-            "reset_steps": interval,
+            "warmup_epochs": warmup_epochs,
+            "reset_epochs": reset_epochs,
+            "warmup_steps": warmup_steps,
+            "reset_steps": reset_steps,
             "reset_growth": reset_growth,
             "momentum": momentum,
             "cubic": cubic,
@@ -133,6 +136,7 @@ class Neumann(Gathering):
             "fused": fused,
             "training": True,
         }
+        defaults = options.in_steps(options.completed(given), steps_per_epoch)
         defaults = options.plain(defaults)
         options.check_group(defaults)
         self.process_group = process_group

@@ -46,18 +46,37 @@ FLAGS = (
 PRECONDITIONERS = ("diagonal", "spectral")
 STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+# What an option is where it is not given: the paper's, and what was measured to serve under P
+# (docs/preconditioning.md).
+PAPER: Mapping[str, Any] = {
+    "warmup_epochs": 5,
+    "reset_epochs": 10,
+    "momentum": 0.9,
+    "cubic": 1e-7,
+    "repulsive": 1e-5,
+    "decoupled_weight_decay": False,
+}
+PRECONDITIONED: Mapping[str, Any] = {
+    "warmup_epochs": 0,
+    "reset_epochs": 0,
+    "momentum": 0.6,
+    "cubic": 0.0,
+    "repulsive": 0.0,
+    "decoupled_weight_decay": True,
+}
+
 # Options of the optimizer as a whole; a group that names one of them is mistaken.
 OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
 
-def resolve_steps(
-    steps_per_epoch: float | None,
-    warmup_epochs: float,
-    reset_epochs: float,
-    warmup_steps: int | None,
-    reset_steps: int | None,
-) -> tuple[int, int]:
-    """Warm-up and first reset interval in steps. A count in steps wins over one in epochs."""
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with their defaults, which follow `precondition`, in the place of None."""
+    usual = PAPER if given["precondition"] is None else PRECONDITIONED
+    return {**given, **{name: usual[name] for name in usual if given[name] is None}}
+
+
+def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[str, Any]:
+    """The options with counts of epochs turned into steps. A count in steps wins."""
     if steps_per_epoch is not None:
         _require(
             _is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
@@ -65,29 +84,23 @@ def resolve_steps(
             steps_per_epoch,
             "the number of optimizer steps in an epoch, at least 1",
         )
-    resolved = []
-    for kind, steps, epochs in (
-        ("warmup", warmup_steps, warmup_epochs),
-        ("reset", reset_steps, reset_epochs),
-    ):
-        _require(
-            _is_number(epochs) and 0 <= epochs < 1e9,
-            f"{kind}_epochs",
-            epochs,
-            "a number of at least 0",
-        )
-        if steps is None:
-            if steps_per_epoch is None:
+    result = dict(given)
+    for kind in ("warmup", "reset"):
+        epochs = result.pop(f"{kind}_epochs")
+        good = _is_number(epochs) and 0 <= epochs < 1e9
+        _require(good, f"{kind}_epochs", epochs, "a number of at least 0")
+        if result[f"{kind}_steps"] is None:
+            if epochs > 0 and steps_per_epoch is None:
                 raise ValueError(
                     f"{kind}_steps is None and so is steps_per_epoch: pass "
                     f"steps_per_epoch=len(loader), which turns {kind}_epochs={epochs:g} into "
                     f"steps, or pass {kind}_steps"
                 )
-            steps = math.floor(epochs * steps_per_epoch + 0.5)
+            steps = math.floor(epochs * (steps_per_epoch or 0) + 0.5)
             if kind == "reset" and epochs > 0:
                 steps = max(1, steps)  # 0 would mean: never
-        resolved.append(steps)
-    return resolved[0], resolved[1]
+            result[f"{kind}_steps"] = steps
+    return result
 
 
 def plain(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from neumann.lab.errors import UsageError
 from neumann.lab.optimizers import Arm
 from neumann.optim import Neumann
-from neumann.optim.options import resolve_steps
+from neumann.optim.options import completed, in_steps
 from neumann.optim.phases import Phase, Timetable
 from neumann.report.runs import Run, step_of
 
@@ -80,10 +80,8 @@ def _timetable(run: Run) -> Timetable | None:
             name: parameter.default
             for name, parameter in inspect.signature(Neumann).parameters.items()
         } | dict(arm.options)
-        per_epoch = given["steps_per_epoch"] or run.steps_per_epoch
-        names = ("warmup_epochs", "reset_epochs", "warmup_steps", "reset_steps")
-        warmup, interval = resolve_steps(per_epoch, *(given[name] for name in names))
-        return Timetable(warmup, interval, float(given["reset_growth"]))
+        given = in_steps(completed(given), given["steps_per_epoch"] or run.steps_per_epoch)
+        return Timetable(given["warmup_steps"], given["reset_steps"], float(given["reset_growth"]))
     except (UsageError, TypeError, ValueError):
         return None
 
