@@ -135,19 +135,21 @@ def directions(
         own = [_own(states[i], parameters[i], group) for i in chosen]
         before = None if skip is None else [tensor.clone() for s in own for tensor in s.values()]
         here = [parameters[i] for i in chosen]
+        sharded = any(map(is_dtensor, here))
         for stage in stages(preconditioner):
-            whole = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
-            results = stage.apply(whole, own)
-            wide = [_part(d, p, stage) for d, p in zip(results, here, strict=True)]
+            if sharded:
+                wide = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
+            wide = stage.apply(wide, own)
+            if sharded:
+                wide = [_part(d, p, stage) for d, p in zip(wide, here, strict=True)]
         if skip is not None and before:
             after = [tensor for s in own for tensor in s.values()]
             for tensor, old in zip(after, before, strict=True):
                 tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
         for i, direction in zip(chosen, wide, strict=True):
             w = weights[i]
-            found[i] = (torch.view_as_complex(direction) if w.is_complex() else direction).to(
-                w.dtype
-            )
+            result = torch.view_as_complex(direction) if w.is_complex() else direction
+            found[i] = result if result.dtype is w.dtype else result.to(w.dtype)
     return found
 
 
@@ -156,14 +158,16 @@ def _buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
     buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, gradient in enumerate(gradients):
         if gradient is not None:
-            key = gradient.device, wide_dtype(as_real(gradient).dtype)
+            dtype = gradient.dtype
+            wide = dtype if dtype is torch.float32 else wide_dtype(as_real(gradient).dtype)
+            key = gradient.device, wide
             buckets.setdefault(key, []).append(index)
     return list(buckets.values())
 
 
 def _widened(tensor: Any) -> Tensor:
-    real = as_real(tensor.detach())
-    return real.to(wide_dtype(real.dtype))
+    real: Tensor = as_real(tensor.detach())
+    return real if real.dtype is torch.float32 else real.to(wide_dtype(real.dtype))
 
 
 def _whole(gradient: Tensor, p: Tensor, preconditioner: Preconditioner) -> Tensor:
@@ -187,10 +191,16 @@ def _part(direction: Tensor, p: Any, preconditioner: Preconditioner) -> Tensor:
 
 def _own(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """P's share of a parameter's state: the very tensors, made now if P was chosen only now."""
-    if not any(key.startswith(PRECONDITIONER) for key in state):
+    own = _own_of(state)
+    if not own:
         state.update(created(p, group))
+        own = _own_of(state)
+    return own
+
+
+def _own_of(state: dict[str, Any]) -> dict[str, Tensor]:
     return {
-        key.removeprefix(PRECONDITIONER): as_real(local(value))
+        key[len(PRECONDITIONER) :]: as_real(local(value))
         for key, value in state.items()
         if key.startswith(PRECONDITIONER)
     }
