@@ -2,10 +2,13 @@
 
 Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
 momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
-until it has a worse one on either side. Scores are % of images classified right; a run that
+until it has a worse one on either side. Where searches are shorter than the runs that are tested,
+the contenders, those within a point of the best, are tuned once more at full length, in the
+learning rate alone: it depends on the length. Scores are % of images classified right; a run that
 diverged has 0.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MOMENTA = (0.6, 0.9)
+CONTENDING = 1.0  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
 
 
@@ -137,8 +141,7 @@ class Search:
     model: str = "resnet9"
 
     def key(self, point: int, decay: float, momentum: float) -> Key:
-        setting = Setting(ENTRANTS[self.entrant].lr_at(point), decay, momentum)
-        return Key("search", self.model, self.batch, self.epochs, self.entrant, setting)
+        return self.of(Setting(ENTRANTS[self.entrant].lr_at(point), decay, momentum))
 
     def beginning(
         self, decays: Iterable[float] | None = None, momenta: Iterable[float] = MOMENTA
@@ -169,8 +172,8 @@ class Search:
         tried = tuple(decays or ENTRANTS[self.entrant].decays), tuple(momenta)
         return list(itertools.product((0, -OCTAVE, OCTAVE), *tried))
 
-    def transferred(self, score: Score, setting: Setting) -> Setting:
-        """For another model: nothing retuned but the learning rate."""
+    def retuned(self, score: Score, setting: Setting) -> Setting:
+        """For another model or another length: nothing tuned but the learning rate."""
         return self.best(score, (setting.decay,), (setting.momentum,))
 
     def width(self, score: Score, setting: Setting, margin: float = 1.0) -> tuple[float, float]:
@@ -193,6 +196,10 @@ class Search:
                 return entrant.lr_at(low), entrant.lr_at(high)
             scores |= {p: self._at(score, p, setting) for p in missing}
 
+    def of(self, setting: Setting) -> Key:
+        """The run with a setting."""
+        return Key("search", self.model, self.batch, self.epochs, self.entrant, setting)
+
     def _at(self, score: Score, point: int, setting: Setting) -> float:
         return score(self.key(point, setting.decay, setting.momentum))
 
@@ -201,6 +208,40 @@ def _outwards() -> Iterator[int]:
     yield 0
     for distance in range(1, 100):
         yield from (distance, -distance)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What the searches at one batch size come to; Missing where they are not over."""
+
+    score: Score  # of runs that there are
+    batch: int
+    epochs: int  # of a search
+    full: int  # epochs of a run that is tested
+
+    def first(self, entrant: str) -> Key:
+        """The best run of an entrant's search."""
+        search = Search(entrant, self.batch, self.epochs)
+        return search.of(search.best(self.score))
+
+    def contends(self, entrant: str) -> bool:
+        """Whether the entrant is tuned once more at full length."""
+        scores = {}
+        for other in ENTRANTS:
+            with contextlib.suppress(Missing):
+                scores[other] = self.score(self.first(other))
+        if entrant not in scores:
+            raise Missing
+        near = scores[entrant] >= max(scores.values()) - CONTENDING
+        return self.epochs != self.full and near
+
+    def chosen(self, entrant: str) -> Key:
+        """The run that decides on the entrant's setting."""
+        first = self.first(entrant)
+        if not self.contends(entrant):
+            return first
+        again = Search(entrant, self.batch, self.full)
+        return again.of(again.retuned(self.score, first.setting))
 
 
 def claimed(folder: Path | None, work: object) -> bool:

@@ -1,70 +1,63 @@
 """What the contest has found so far: for each batch size the winners, tested, beside the best peer.
 
-The best peer is the one of the others with the best held-out score. Differences to it are paired by
-seed. A run that diverged has no number; it is counted.
+The best peer is the one of the others with the best held-out score, at full length if any was tuned
+so. Differences to it are paired by seed. A run that diverged has no number; it is counted.
 """
 
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from contest import ENTRANTS, Ledger, Missing, Search, Setting
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Tuning
 
 from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
 
 EPOCHS_OF_A_RUN = 24
 
 
-def summary(
-    ledger: Ledger, search: Callable[..., Search], batch: int, model: str = "resnet9"
-) -> dict[str, Any]:
+def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str, Any]:
     """The rows of one batch size, of those entrants whose search is over."""
     rows = []
     for entrant in ENTRANTS:
-        here = search(entrant, batch, model)
         try:
-            setting = search(entrant, batch).best(ledger.score)
+            chosen = tuning.chosen(entrant)
             if model != "resnet9":
-                setting = here.transferred(ledger.score, setting)
+                here = Search(entrant, tuning.batch, tuning.epochs, model)
+                chosen = here.of(here.retuned(ledger.score, chosen.setting))
         except Missing:
             continue
-        rows.append(_row(ledger, here, setting))
+        rows.append(_row(ledger, chosen, tuning.epochs))
     peers = [row for row in rows if not row["ours"]]
-    best = max(peers, key=lambda row: float(row["held_out"]), default=None)
+    best = max(peers, key=lambda row: (row["held_out_epochs"], row["held_out"]), default=None)
     for row in rows:
         row["difference"] = None if best is None or row is best else _difference(row, best)
     return {
         "model": model,
-        "batch": batch,
+        "batch": tuning.batch,
         "best_peer": None if best is None else best["entrant"],
         "rows": rows,
     }
 
 
-def _row(ledger: Ledger, search: Search, setting: Setting) -> dict[str, Any]:
-    runs = ledger.finals(search.model, search.batch, search.entrant, setting)
+def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
+    setting = chosen.setting
+    runs = ledger.finals(chosen.model, chosen.batch, chosen.entrant, setting)
     scores = {seed: _score(run) for seed, run in sorted(runs.items())}
     reached = [run.get("steps_to_target") for run in runs.values()]
-    held_out = next(
-        ledger.score(key)
-        for key in ledger.runs
-        if (key.stage, key.model, key.batch, key.epochs, key.entrant, key.setting, key.seed)
-        == ("search", search.model, search.batch, search.epochs, search.entrant, setting, 0)
-    )
     return {
-        "entrant": search.entrant,
-        "ours": ENTRANTS[search.entrant].ours,
+        "entrant": chosen.entrant,
+        "ours": ENTRANTS[chosen.entrant].ours,
         "setting": asdict(setting),
-        "held_out": held_out,  # %
+        "held_out": ledger.score(chosen),  # %
+        "held_out_epochs": chosen.epochs,
         "scores": scores,  # %, by seed
         "interval": asdict(mean_interval(list(scores.values()))),
         "with_training_statistics": _mean([run["accuracy"] for run in runs.values()]),  # %
         "steps": next((run.get("steps") for run in runs.values()), None),
         "steps_to_target": None if None in reached or not reached else statistics.median(reached),
-        "seconds": _seconds(ledger, search, setting),
-        "range": _range(ledger, search, setting),
+        "seconds": _seconds(ledger, chosen),
+        "range": _range(ledger, chosen, epochs),
     }
 
 
@@ -78,23 +71,19 @@ def _mean(values: list[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _seconds(ledger: Ledger, search: Search, setting: Setting) -> float | None:
+def _seconds(ledger: Ledger, chosen: Key) -> float | None:
     """Of training for a whole run, from the one that had the machine for itself."""
     for key, run in ledger.runs.items():
-        if (key.stage, key.model, key.batch, key.entrant, key.setting) == (
-            "time",
-            search.model,
-            search.batch,
-            search.entrant,
-            setting,
-        ):
+        if key == replace(chosen, stage="time", epochs=key.epochs):
             return float(run["seconds"]) * EPOCHS_OF_A_RUN / key.epochs
     return None
 
 
-def _range(ledger: Ledger, search: Search, setting: Setting) -> dict[str, float] | None:
+def _range(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, float] | None:
+    """Of learning rates within a point of the best, in searches."""
+    search = Search(chosen.entrant, chosen.batch, epochs, chosen.model)
     try:
-        low, high = search.width(ledger.score, setting)
+        low, high = search.width(ledger.score, chosen.setting)
     except Missing:
         return None
     return {"low": low, "high": high, "octaves": math.log2(high / low)}

@@ -1,6 +1,7 @@
 """The large-batch contest: CIFAR-10, ResNet-9, 24 epochs, from batch 512 to 16384, ten optimizers.
 
     python benchmarks/large_batch.py search --batch 8192 --data-dir data --seconds 1200
+    python benchmarks/large_batch.py retune --batch 8192 --data-dir data
     python benchmarks/large_batch.py final --batch 8192 --data-dir data --seeds 5
     python benchmarks/large_batch.py range --batch 8192 --entrants Muon "Neumann spectral"
     python benchmarks/large_batch.py transfer --batch 8192 --entrants Muon "Neumann spectral"
@@ -8,8 +9,9 @@
     python benchmarks/large_batch.py table
 
 search tunes every optimizer by the same rules (see `contest`) on the 5,000 training images that the
-lab holds out, in runs of 12 epochs; at batch 16384 of 24, for 36 steps are another problem than 72.
-final retrains the winner of each on all 50,000 for 24 epochs and tests it, over paired seeds. range
+lab holds out, in runs of 12 epochs; at batch 16384 of 24, for 24 steps are another problem than 48.
+retune tunes the learning rates of the contenders at full length, when all searches are over. final
+retrains the winner of each on all 50,000 for 24 epochs and tests it, over paired seeds. range
 finds the learning rates within a point of the best, in ratio √2, and transfer takes the settings to
 ResNet-18, with nothing retuned but the learning rate. time trains the winners for 4 epochs, for the
 seconds of a run; it wants the machine for itself.
@@ -34,7 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claimed
 from contest_table import summary, written
 from environment import origin
 
@@ -164,6 +166,7 @@ class Contest:
         }
         decided: dict[str, Callable[[str, int], None]] = {
             "search": self._search,
+            "retune": self._retune,
             "range": self._range,
             "transfer": self._transfer,
         }
@@ -183,10 +186,15 @@ class Contest:
         """The entrant's setting, if its search is over."""
         self._ledger.refresh()
         try:
-            return self.search(entrant, batch).best(self._ledger.score)
+            return self.tuning(batch).chosen(entrant).setting
         except Missing:
             print(f"the search of {entrant} at batch {batch} is not over", flush=True)
             return None
+
+    def tuning(self, batch: int) -> Tuning:
+        """What the searches at a batch size have come to."""
+        epochs = self._arguments.epochs
+        return Tuning(self._ledger.score, batch, epochs or search_epochs(batch), epochs or EPOCHS)
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
         for batch in self._arguments.batch:
@@ -199,6 +207,17 @@ class Contest:
 
     def _search(self, entrant: str, batch: int) -> None:
         self.search(entrant, batch).best(self._trainer.score)
+
+    def _retune(self, entrant: str, batch: int) -> None:
+        tuning = self.tuning(batch)
+        try:
+            first, contends = tuning.first(entrant), tuning.contends(entrant)
+        except Missing:
+            print(f"the search of {entrant} at batch {batch} is not over", flush=True)
+            return
+        if contends:
+            search = Search(entrant, batch, tuning.full)
+            search.retuned(self._trainer.score, first.setting)
 
     def _final_runs(self) -> Iterator[Key]:
         """Seed by seed, so that a contest cut short has whole pairs."""
@@ -232,7 +251,7 @@ class Contest:
         setting = self.chosen(entrant, batch)
         if setting is not None:
             search = self.search(entrant, batch, "resnet18")
-            setting = search.transferred(self._trainer.score, setting)
+            setting = search.retuned(self._trainer.score, setting)
             for seed in range(self._arguments.seeds):
                 key = self._final_key("resnet18", entrant, batch, setting, seed)
                 self._trainer.take(key)
@@ -246,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = ["search", "final", "range", "transfer", "time", "table"]
+    stages = ["search", "retune", "final", "range", "transfer", "time", "table"]
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
@@ -269,8 +288,8 @@ def main() -> None:
             print("the time is over; the same command goes on")
         return
     found = {
-        "resnet9": [summary(ledger, contest.search, batch) for batch in sorted(BATCHES)],
-        "resnet18": [summary(ledger, contest.search, 8192, "resnet18")],
+        "resnet9": [summary(ledger, contest.tuning(batch)) for batch in sorted(BATCHES)],
+        "resnet18": [summary(ledger, contest.tuning(8192), "resnet18")],
     }
     print(written(found))
     arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, claimed
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claimed
 from contest_table import summary, written
 from large_batch import Contest, Trainer
 
@@ -39,6 +39,31 @@ def test_the_search_widens_until_the_best_is_bracketed(octaves):
     assert {lr / best_lr for lr in asked} <= {2.0**k for k in range(-12, 12)}
 
 
+def test_contenders_are_tuned_again_at_full_length():
+    """Twice as long wants twice the rate; LAMB is too far behind, LARS has not been searched."""
+    tops = {"Muon": 0.5, "AdamW": 0.0, "LAMB": -0.6}
+    asked = set()
+
+    def score(key):
+        if key.entrant not in tops:
+            raise Missing
+        asked.add((key.entrant, key.epochs))
+        entrant = ENTRANTS[key.entrant]
+        best_lr = entrant.lr * key.epochs / 12
+        found = landscape(best_lr, decay=entrant.decays[0], momentum=0.9)(key)
+        return found + tops[key.entrant]
+
+    tuning = Tuning(score, 8192, 12, 24)
+    lrs = {name: tuning.chosen(name).setting.lr / ENTRANTS[name].lr for name in tops}
+    assert lrs == {"Muon": 2.0, "AdamW": 2.0, "LAMB": 1.0}
+    assert tuning.chosen("Muon").setting.momentum == 0.9
+    assert asked == {("Muon", 12), ("Muon", 24), ("AdamW", 12), ("AdamW", 24), ("LAMB", 12)}
+    with pytest.raises(Missing):
+        tuning.chosen("LARS")
+    same = Tuning(score, 16384, 24, 24)
+    assert not any(map(same.contends, tops))
+
+
 def test_transfer_retunes_the_learning_rate_alone():
     asked = set()
 
@@ -47,7 +72,7 @@ def test_transfer_retunes_the_learning_rate_alone():
         return landscape(0.02)(key)
 
     search = Search("Muon", 8192, 12, "resnet18")
-    assert search.transferred(score, Setting(0.04, 0.1, 0.9)) == Setting(0.02, 0.1, 0.9)
+    assert search.retuned(score, Setting(0.04, 0.1, 0.9)) == Setting(0.02, 0.1, 0.9)
     assert asked == {("resnet18", 0.1, 0.9)}
 
 
@@ -106,9 +131,7 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     tested = {"Muon": [90.0, 92.0], "LAMB": [95.0, 95.5], "Neumann spectral": [90.5, 92.7, 10.0]}
     tops = {"Muon": 0.0, "LAMB": -3.0, "Neumann spectral": -5.0}
 
-    def search(entrant, batch, model="resnet9"):
-        return Search(entrant, batch, 12, model)
-
+    tuning = Tuning(ledger.score, 8192, 12, 12)
     for name, scores in tested.items():
         entrant = ENTRANTS[name]
 
@@ -118,15 +141,15 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
                 ledger.add(key, {"accuracy": 1.0, "recalibrated": found})
             return found
 
-        setting = search(name, 8192).best(score)
-        search(name, 8192).width(score, setting)
+        setting = Search(name, 8192, 12).best(score)
+        Search(name, 8192, 12).width(score, setting)
         for seed, value in enumerate(scores):
             key = Key("final", "resnet9", 8192, 24, name, setting, seed)
             result = {"accuracy": 50.0, "recalibrated": value, "steps": 144}
             ledger.add(key, {**result, "steps_to_target": None if seed else 100})
         key = Key("time", "resnet9", 8192, 4, name, setting)
         ledger.add(key, {"accuracy": 50.0, "recalibrated": 1.0, "seconds": 2.0})
-    found = summary(ledger, search, 8192)
+    found = summary(ledger, tuning)
     assert found["best_peer"] == "Muon"
     rows = {row["entrant"]: row for row in found["rows"]}
     assert set(rows) == set(tested)
@@ -137,6 +160,6 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     assert rows["Muon"]["seconds"] == 12.0
     assert rows["Muon"]["range"]["octaves"] == 2.0
     assert rows["Muon"]["steps_to_target"] is None
-    text = written({"resnet9": [found], "resnet18": [summary(ledger, search, 8192, "resnet18")]})
+    text = written({"resnet9": [found], "resnet18": [summary(ledger, tuning, "resnet18")]})
     assert "| Muon | 0.04, 0.1, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
     assert "resnet18" not in text
