@@ -63,6 +63,14 @@ def test_orthogonalised_matrices_have_the_gradients_singular_vectors(shape):
     assert values.max() < 1.3
 
 
+@pytest.mark.parametrize("size", [1e-36, 1e-20, 1e20, 3e38])
+def test_the_gradients_size_does_not_matter(size):
+    """Where squares underflow and overflow, too; what is next to nothing fades away."""
+    matrix = torch.tensor([[[0.3, -0.9, 0.1], [1.0, 0.2, -0.4]]])
+    torch.testing.assert_close(orthogonalised(matrix * size), orthogonalised(matrix))
+    assert orthogonalised(matrix * 1e-42).abs().max() < 0.1
+
+
 def test_nothing_stays_nothing():
     assert not orthogonalised(torch.zeros(2, 3, 4)).any()
 

@@ -15,6 +15,7 @@ direction of every tensor has the same root mean square, and what is no matrix (
 normalisation) has it too in the diagonal form: so one learning rate serves all.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -113,18 +114,23 @@ def _rows_first(gradient: Tensor) -> Tensor:
     """The gradient with its other dimensions in the order of memory, so that rows are read as they
     lie: another order of a matrix's columns only orders those of UVᵀ alike.
     """
-    if gradient.ndim == 4 and gradient.is_contiguous(memory_format=torch.channels_last):
-        return gradient.permute(0, 2, 3, 1)
-    return gradient
+    return gradient.permute(0, 2, 3, 1) if _is_channels_last(gradient) else gradient
 
 
 def _laid_out(lying: Tensor, like: Tensor) -> Tensor:
-    """A lying matrix as a new tensor with the shape and the memory format of another."""
-    result = torch.empty_like(like)
-    place = _rows_first(result)
-    matrix = lying if len(lying) == len(place) else lying.mT
-    place.copy_(matrix.reshape(place.shape))
-    return result
+    """A lying matrix with the shape and the memory format of another tensor: itself, or a copy."""
+    matrix = lying if len(lying) == len(like) else lying.mT
+    result = matrix.reshape(_rows_first(like).shape)
+    if _is_channels_last(like):
+        result = result.permute(0, 3, 1, 2)
+    strides = zip(result.shape, result.stride(), like.stride(), strict=True)
+    if all(ours == theirs or size == 1 for size, ours, theirs in strides):
+        return result
+    return torch.empty_like(like).copy_(result)
+
+
+def _is_channels_last(gradient: Tensor) -> bool:
+    return gradient.ndim == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 def is_matrix(tensor: Tensor) -> bool:
@@ -137,13 +143,15 @@ def is_matrix(tensor: Tensor) -> bool:
 
 def orthogonalised(lying: Tensor) -> Tensor:
     """UVᵀ of each of a batch (b, m, n), m ≤ n, in its dtype; zero stays zero."""
-    norms = torch.linalg.vector_norm(lying, dim=(1, 2), keepdim=True)
-    x = lying / norms.clamp(min=torch.finfo(lying.dtype).tiny)
-    x = x.to(torch.bfloat16 if lying.is_cuda else torch.float32)
     a, b, c = COEFFICIENTS
+    size = c**0.25  # of Y = size·X: the iteration of Y multiplies A² by 1
+    largest = torch.linalg.vector_norm(lying, math.inf, (1, 2), keepdim=True)
+    y = lying / largest.clamp(min=torch.finfo(lying.dtype).tiny)  # or squares would not be numbers
+    y *= size / torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True).clamp(min=1)
+    y = y.to(torch.bfloat16 if lying.is_cuda else torch.float32)
     for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    result: Tensor = x.to(lying.dtype)
+        gram = torch.bmm(y, y.mT)
+        polynomial = torch.bmm(gram, gram).add_(gram, alpha=b / size**2)
+        y = torch.bmm(polynomial, y).add_(y, alpha=a)
+    result: Tensor = y.to(lying.dtype) / size
     return result
