@@ -123,14 +123,14 @@ def _laid_out(lying: Tensor, like: Tensor) -> Tensor:
     result = matrix.reshape(_rows_first(like).shape)
     if _is_channels_last(like):
         result = result.permute(0, 3, 1, 2)
-    strides = zip(result.shape, result.stride(), like.stride(), strict=True)
-    if all(ours == theirs or size == 1 for size, ours, theirs in strides):
-        return result
-    return torch.empty_like(like).copy_(result)
+    return result if result.stride() == like.stride() else torch.empty_like(like).copy_(result)
 
 
 def _is_channels_last(gradient: Tensor) -> bool:
-    return gradient.ndim == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
+    """And not contiguous, as a kernel of 1 × 1 is, too."""
+    if gradient.ndim != 4 or gradient.is_contiguous():
+        return False
+    return gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 def is_matrix(tensor: Tensor) -> bool:
