@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claimed
 from contest_table import summary, written
 from environment import origin
@@ -276,10 +277,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
+    parser.add_argument("--autotune", action="store_true", help="let cuDNN time its algorithms")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="where git cannot tell")
     arguments = parser.parse_args()
-    ledger = Ledger(arguments.results, origin(arguments.commit))
+    torch.backends.cudnn.benchmark = arguments.autotune
+    about = {**origin(arguments.commit), "autotune": arguments.autotune}
+    ledger = Ledger(arguments.results, about)
     contest = Contest(ledger, Trainer(ledger, arguments), arguments)
     if arguments.stage != "table":
         try:
