@@ -216,7 +216,7 @@ def test_spectral_directions_are_those_of_the_cpu():
         for ours, theirs, gradient in zip(found, expected, given, strict=True):
             assert ours.stride() == gradient.stride()
             difference = (ours.cpu() - theirs).norm() / theirs.norm()
-            assert difference < 0.06  # five iterations in bfloat16 leave 0.03
+            assert difference < 0.06  # five iterations in bfloat16 leave 0.015
 
 
 def test_more_than_two_to_the_31_elements():

@@ -143,15 +143,14 @@ def is_matrix(tensor: Tensor) -> bool:
 
 def orthogonalised(lying: Tensor) -> Tensor:
     """UVᵀ of each of a batch (b, m, n), m ≤ n, in its dtype; zero stays zero."""
-    a, b, c = COEFFICIENTS
-    size = c**0.25  # of Y = size·X: the iteration of Y multiplies A² by 1
     largest = torch.linalg.vector_norm(lying, math.inf, (1, 2), keepdim=True)
-    y = lying / largest.clamp(min=torch.finfo(lying.dtype).tiny)  # or squares would not be numbers
-    y *= size / torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True).clamp(min=1)
-    y = y.to(torch.bfloat16 if lying.is_cuda else torch.float32)
+    x = lying / largest.clamp(min=torch.finfo(lying.dtype).tiny)  # or squares would not be numbers
+    x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
+    x = x.to(torch.bfloat16 if lying.is_cuda else torch.float32)
+    a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
-        gram = torch.bmm(y, y.mT)
-        polynomial = torch.bmm(gram, gram).add_(gram, alpha=b / size**2)
-        y = torch.bmm(polynomial, y).add_(y, alpha=a)
-    result: Tensor = y.to(lying.dtype) / size
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # adds before it rounds
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    result: Tensor = x.to(lying.dtype)
     return result
