@@ -50,7 +50,7 @@ ENTRANTS = {
     "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
     "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
     "Neumann diagonal": Entrant(
-        "neumann:precondition=diagonal,momentum={momentum}", 0.004, (0.1, 1.0), ours=True
+        "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), ours=True
     ),
     "Neumann spectral": Entrant(
         "neumann:precondition=spectral,momentum={momentum}", 0.03, (0.5, 2.0), ours=True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners import Momentum, States
-from neumann.optim.spectral import Spectral, is_matrix
+from neumann.optim.spectral import Spectral, is_matrix, vector_state
 
 
 def without_momentum() -> Spectral:
@@ -35,9 +35,6 @@ class FirstDiagonal(Spectral):
     def elementwise(self, parameter: Tensor) -> bool:
         return not is_matrix(parameter) or (parameter.ndim == 4 and parameter.shape[1] == 3)
 
-    def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        return self.vectors.create(parameter) if self.elementwise(parameter) else {}
-
 
 @dataclass(frozen=True)
 class ClassifierDiagonal(Spectral):
@@ -45,9 +42,6 @@ class ClassifierDiagonal(Spectral):
 
     def elementwise(self, parameter: Tensor) -> bool:
         return not is_matrix(parameter) or parameter.ndim == 2
-
-    def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        return self.vectors.create(parameter) if self.elementwise(parameter) else {}
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class Accumulated(Spectral):
         found: list[Tensor] = []
         for gradient, state in zip(gradients, states, strict=True):
             if "gram" not in state:
-                found += self.vectors.apply([gradient], [state])
+                found += self.vectors.apply([gradient], [vector_state(state)])
                 continue
             matrix = gradient.flatten(1)
             wide = matrix.shape[0] <= matrix.shape[1]

@@ -72,7 +72,7 @@ def root_of(gradient: Tensor, second: Tensor | None, spectral: Spectral) -> tupl
     """P^{1/2} of one tensor, and from which side it acts."""
     if not is_matrix(gradient):
         size = gradient.abs() if second is None else second.sqrt()
-        return "each", (spectral.vectors.scale / (size + 1e-8)).sqrt()
+        return "each", (spectral.scale / (size + 1e-8)).sqrt()
     matrix = gradient.flatten(1).double()
     rows, columns = matrix.shape
     gram = matrix @ matrix.mT if rows <= columns else matrix.mT @ matrix
@@ -90,7 +90,7 @@ def measured(model: nn.Module, optimizer: Neumann, probe: tuple[Tensor, Tensor])
     roots = []
     for p in model.parameters():
         assert p.grad is not None
-        second = optimizer.state[p].get("preconditioner_second_moment")
+        second = optimizer.state[p].get("preconditioner_vector_second_moment")
         roots.append(root_of(p.grad, second, Spectral()))
     model.zero_grad()
     shapes = [p.shape for p in model.parameters()]

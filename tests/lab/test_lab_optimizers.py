@@ -114,7 +114,7 @@ def test_whose_lr_wins():
     assert Arm.parse("sgd").lr(2.0) == 2
     assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
     usual = [Arm.parse(f"neumann{p}").lr() for p in PRECONDITIONED]
-    assert usual == [0.2, 0.2, 0.004, 0.03, 0.03]
+    assert usual == [0.2, 0.2, 0.03, 0.03, 0.03]
 
 
 def test_weight_decay_spares_biases_and_norms_where_the_recipe_says_so():

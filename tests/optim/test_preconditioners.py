@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim import spectral
+from neumann.optim import preconditioning
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner
-from neumann.optim.spectral import Spectral, orthogonalised
+from neumann.optim.spectral import Spectral
 
 FORMS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 CLOCK = {"warmup_steps": 2, "reset_steps": 4}
@@ -44,73 +44,11 @@ def weights(model):
 
 
 def test_the_diagonal_is_adams_without_momentum():
-    ours, _ = trained(precondition=Diagonal(decay=0.9, eps=1e-6), warmup_steps=100)
+    ours, _ = trained(precondition=Diagonal(0.9, 1e-6, scale=1.0), warmup_steps=100)
     theirs = network()
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, betas=(0.0, 0.9), eps=1e-6)
     trained(model=theirs, optimizer=adam)
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 8, 21), (1, 7, 7)])
-def test_orthogonalised_matrices_have_the_gradients_singular_vectors(shape):
-    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
-    found = u.mT @ orthogonalised(matrices) @ v.mT  # diagonal, with the new singular values
-    values = torch.diagonal(found, dim1=1, dim2=2)
-    assert (found - torch.diag_embed(values)).abs().max() < 1e-4
-    large = s > 0.05 * s[:, :1]
-    assert values[large].min() > 0.6
-    assert values.max() < 1.3
-
-
-@pytest.mark.parametrize("size", [1e-36, 1e-20, 1e20, 3e38])
-def test_the_gradients_size_does_not_matter(size):
-    """Where squares underflow and overflow, too; what is next to nothing fades away."""
-    matrix = torch.tensor([[[0.3, -0.9, 0.1], [1.0, 0.2, -0.4]]])
-    torch.testing.assert_close(orthogonalised(matrix * size), orthogonalised(matrix))
-    assert orthogonalised(matrix * 1e-42).abs().max() < 0.1
-
-
-def test_nothing_stays_nothing():
-    assert not orthogonalised(torch.zeros(2, 3, 4)).any()
-
-
-def test_matrices_are_taken_together_or_alone_to_the_same_end(monkeypatch):
-    """Tall, lying, padded with columns of zeros as on a GPU: each as if there were no other."""
-    shapes = [(8, 20), (20, 8), (8, 12), (12, 8), (8, 3, 2, 2), (8, 8), (9, 20), (5, 5)]
-    gradients = [torch.randn(shape) for shape in shapes]
-    alone = [Spectral().apply([g], [{}])[0] for g in gradients]
-    sizes = []
-    for launching in (0.0, 1e5, 1e9):
-        monkeypatch.setattr(spectral, "_launching", lambda matrix, value=launching: value)
-        lying = {i: g.flatten(1) if len(g) < 10 else g.mT for i, g in enumerate(gradients)}
-        sizes.append(sorted(map(len, spectral._batches(lying))))
-        together = Spectral().apply(gradients, [{} for _ in gradients])
-        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    assert sizes == [[1, 1, 1, 2, 3], [1, 1, 6], [1, 1, 6]]
-
-
-def test_gradients_may_lie_in_memory_as_they_like():
-    plain = torch.randn(4, 6, 3, 3)
-    odd = torch.randn(3, 3, 6, 4).permute(3, 2, 0, 1).copy_(plain)
-    (ours,), (theirs,) = (Spectral().apply([g], [{}]) for g in (odd, plain))
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_every_direction_has_the_same_root_mean_square():
-    half = Spectral(scale=0.5, vectors=Diagonal(scale=0.5))
-    tensors = [torch.randn(shape) for shape in [(64, 3, 3, 3), (128, 256), (10, 512), (90,)]]
-    found = half.apply(tensors, [half.create(t) for t in tensors])
-    for direction in found:  # singular values end up between 0.7 and 1.2
-        assert direction.square().mean().sqrt().item() == pytest.approx(0.5, rel=0.25)
-
-
-def test_the_memory_format_does_not_matter():
-    plain = torch.randn(6, 4, 3, 3)
-    last = plain.to(memory_format=torch.channels_last)
-    (ours,), (theirs,) = (Spectral().apply([g], [{}]) for g in (last, plain))
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert ours.stride() == last.stride()
 
 
 def test_momentum_is_nesterovs():
@@ -156,11 +94,6 @@ def test_the_learning_rate_is_all_that_must_be_given():
     expected = {"warmup_steps": 25, "reset_steps": 50, "momentum": 0.9, "cubic": 1e-7}
     expected |= {"repulsive": 1e-5, "decoupled_weight_decay": False}
     assert {name: group[name] for name in expected} == expected
-
-
-def test_two_that_keep_the_same_are_refused():
-    with pytest.raises(ValueError, match="'spectral' and one before it both keep 'second_moment'"):
-        trained(1, precondition=Spectral(before=Diagonal()))
 
 
 @pytest.mark.parametrize("name", ["diagonal", "spectral"])
@@ -269,24 +202,6 @@ def test_groups_may_differ():
     assert not any(key.startswith("precond") for p in rest for key in optimizer.state[p])
 
 
-def test_one_may_be_chosen_in_mid_training():
-    model, optimizer = trained(3)
-    optimizer.param_groups[0]["precondition"] = "diagonal"
-    trained(3, model, optimizer, first=3)
-    assert torch.isfinite(weights(model)).all()
-
-
-def test_a_skipped_step_leaves_its_memory_alone():
-    model, optimizer = trained(3, precondition="diagonal", skip_nonfinite=True)
-    before = [copy.deepcopy(state) for state in optimizer.state.values()]
-    gradients(model, 3)
-    next(model.parameters()).grad.fill_(torch.inf)
-    optimizer.step()
-    for state, old in zip(optimizer.state.values(), before, strict=True):
-        for key in ("preconditioner_second_moment", "preconditioner_seen"):
-            assert torch.equal(state[key], old[key])
-
-
 @pytest.mark.parametrize("name", ["diagonal", "spectral"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(name, dtype):
@@ -335,17 +250,6 @@ def test_refused(value, message):
         Neumann(network().parameters(), lr=0.1, precondition=value, **CLOCK)
 
 
-def test_options_of_the_diagonal():
-    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
-        Diagonal(decay=1.0)
-    with pytest.raises(ValueError, match="scale above 0"):
-        Diagonal(scale=0.0)
-    with pytest.raises(ValueError, match="records no preconditioner"):
-        Neumann(
-            network().parameters(), lr=0.1, precondition="diagonal", differentiable=True, **CLOCK
-        )
-
-
 @pytest.mark.parametrize("name", ["diagonal", "spectral"])
 def test_a_compiled_step(name):
     model = network()
@@ -355,3 +259,214 @@ def test_a_compiled_step(name):
         gradients(model, number)
         step()
     torch.testing.assert_close(weights(model), weights(trained(precondition=name)[0]))
+
+
+@pytest.mark.parametrize("name", ["diagonal", "spectral"])
+def test_a_skipped_step_leaves_its_memory_alone(name):
+    """On the host, where the step ends before P, and compiled, where it is put back."""
+    for compiled in (False, True):
+        model = network()
+        options = {"precondition": name, "skip_nonfinite": True, "warmup_steps": 9}
+        optimizer = Neumann(model.named_parameters(), lr=0.01, **options)
+        step = optimizer.step
+        if compiled:
+            step = torch.compile(lambda o=optimizer: o.step(), fullgraph=True, backend="aot_eager")
+        for number in range(4):
+            gradients(model, number)
+            before = copy.deepcopy(memory(optimizer)), weights(model).clone()
+            if number == 3:
+                next(model.parameters()).grad.fill_(torch.inf)
+            step()
+            same = all(map(torch.equal, before[0], memory(optimizer)))
+            assert same == torch.equal(before[1], weights(model)) == (number == 3)
+
+
+def memory(optimizer):
+    """What a preconditioner keeps."""
+    states = optimizer.state.values()
+    return [v for state in states for k, v in state.items() if k.startswith("preconditioner_")]
+
+
+def test_a_loss_scale_is_divided_out_of_every_group():
+    """Also of 16-bit gradients without P, in whose dtype the scale is infinite."""
+
+    def run(scale):
+        half = nn.Parameter(torch.ones(3, dtype=torch.float16))
+        plain, turned = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4, 3))
+        groups = [{"params": [half, plain], "precondition": None}, {"params": [turned]}]
+        options = {"warmup_steps": 9, "momentum": 0.5, "fused": True}
+        optimizer = Neumann(groups, lr=0.125, precondition="spectral", **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = half.float().sum() / 4 + plain.square().sum() + turned.square().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [p.detach().float() for p in (half, plain, turned)]
+
+    for ours, theirs in zip(run(2.0**16), run(1.0), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert not torch.equal(ours, torch.ones_like(ours))
+
+
+def test_what_is_remembered_is_wide_and_directions_are_not():
+    model = network(dtype=torch.bfloat16)
+    _, optimizer = trained(2, model=model, precondition="spectral")
+    assert all(state["preconditioner_past"].dtype is torch.float32 for _, state in each(optimizer))
+    parameters, states = zip(*each(optimizer), strict=True)
+    found = preconditioning.directions(
+        parameters,
+        [p.detach() for p in parameters],
+        [p.grad for p in parameters],
+        states,
+        optimizer.param_groups[0],
+        None,
+        None,
+    )
+    assert {direction.dtype for direction in found} == {torch.bfloat16}
+
+
+def each(optimizer):
+    return list(optimizer.state.items())
+
+
+def test_one_may_be_chosen_in_mid_training():
+    """What the new one needs is made, what both keep goes on, and the rest is dropped."""
+    model, optimizer = trained(3, warmup_steps=99)
+    kept = {
+        "diagonal": {"second_moment", "seen"},
+        "spectral": {"past", "vector_second_moment", "vector_seen"},
+        Spectral(before=None): {"vector_second_moment", "vector_seen"},
+        Signs(): {"mean"},
+        None: set(),
+    }
+    for number, (chosen, keys) in enumerate(kept.items(), start=3):
+        optimizer.param_groups[0]["precondition"] = chosen
+        before = weights(model).clone()
+        trained(1, model, optimizer, first=number)
+        found = {
+            k.removeprefix("preconditioner_") for _, s in each(optimizer) for k in s if "_" in k
+        }
+        assert found & {k for some in kept.values() for k in some} == keys
+        assert not torch.equal(weights(model), before)
+    model, optimizer = trained(3, precondition="spectral")
+    past = optimizer.state[model[0].weight]["preconditioner_past"].clone()
+    optimizer.param_groups[0]["precondition"] = Momentum()
+    gradients(model, 3)
+    optimizer.step()
+    torch.testing.assert_close(
+        optimizer.state[model[0].weight]["preconditioner_past"], 0.6 * past + model[0].weight.grad
+    )
+    optimizer.param_groups[0]["precondition"] = "Spectral"
+    with pytest.raises(ValueError, match="precondition must be None, one of"):
+        trained(1, model, optimizer)
+
+
+@dataclass(frozen=True)
+class Bad(Signs):
+    """Gives whatever it is told to."""
+
+    made: object = None
+    found: object = None
+    name = "bad"
+
+    def create(self, parameter):
+        return {} if self.found is not None else self.made
+
+    def apply(self, gradients, states):
+        return self.found(gradients)
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "message"),
+    [
+        (Bad(), "create of the preconditioner 'bad' must give a dict of tensors, got None"),
+        (Bad(made={"a": 1.0}), r"must give a dict of tensors, got {'a': 1.0}"),
+        (Bad(found=lambda g: None), "'bad' must give a list, .* 6 of shapes .*, got None"),
+        (Bad(found=lambda g: g[1:]), r"6 of shapes \(6, 2, 3, 3\), .*, …, got 5 of shapes \(6,\)"),
+        (Bad(found=lambda g: [x.sum() for x in g]), r"got 6 of shapes \(\), \(\)"),
+        (Bad(found=lambda g: [None for _ in g]), "got 6 of shapes none, none"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_preconditioner_that_does_not_keep_the_contract_is_named(preconditioner, message, form):
+    model = network()
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match=message):
+        trained(1, model=model, precondition=preconditioner, **form)
+    assert torch.equal(weights(model), before)
+
+
+@dataclass(frozen=True)
+class Twice(Diagonal):
+    """Keeps what the one before it keeps."""
+
+    before: object = Diagonal()
+
+
+def test_two_that_keep_the_same_are_refused_and_nothing_has_changed():
+    message = "'diagonal' and one before it both keep 'second_moment'"
+    with pytest.raises(ValueError, match=message):
+        trained(1, precondition=Twice())
+    model, optimizer = trained(3)
+    late = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [("late", late)], "precondition": Twice()})
+    assert len(optimizer.param_groups) == 1
+    assert late not in optimizer.state
+    trained(3, model, optimizer, first=3)
+    assert torch.equal(weights(model), weights(trained(6)[0]))
+
+
+def test_state_of_another_shape_is_refused_and_nothing_has_changed():
+    model, optimizer = trained(3, precondition="diagonal")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 7.0
+    saved["state"][1]["preconditioner_second_moment"] = torch.ones(1)
+    message = r"needs preconditioner_second_moment of shape \(6,\), and that in the .* has \(1,\)"
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    trained(3, model, optimizer, first=3)
+    assert torch.equal(weights(model), weights(trained(6, precondition="diagonal")[0]))
+
+
+def test_options_of_one_are_saved_with_its_name():
+    """Those that the optimizer has been given now count; from a name alone they cannot be had."""
+    own = Spectral(scale=1.0, before=Momentum(0.9))
+    _, optimizer = trained(2, precondition=own)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["precondition"].startswith("spectral: Spectral(scale=1.0, ")
+    same = Neumann(
+        network().named_parameters(), lr=0.1, precondition=Spectral(1.0, before=Momentum(0.9))
+    )
+    same.load_state_dict(saved)
+    assert same.param_groups[0]["precondition"] == own
+    other = Neumann(network().named_parameters(), lr=0.1, precondition=Spectral(scale=0.5))
+    with pytest.warns(UserWarning, match=r"group 0 was saved with .*scale=1.0.* goes on with"):
+        other.load_state_dict(saved)
+    assert other.param_groups[0]["precondition"].scale == 0.5
+    for given in ("spectral", "diagonal", None):
+        named = Neumann(network().named_parameters(), lr=0.1, precondition=given, **CLOCK)
+        with pytest.raises(ValueError, match="build it with that preconditioner"):
+            named.load_state_dict(saved)
+
+
+def test_options_of_the_diagonal():
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
+        Diagonal(decay=1.0)
+    for options in ({"scale": 0.0}, {"eps": 0.0}):
+        with pytest.raises(ValueError, match="eps and scale must be above 0"):
+            Diagonal(**options)
+    with pytest.raises(ValueError, match="records no preconditioner"):
+        Neumann(
+            network().parameters(), lr=0.1, precondition="diagonal", differentiable=True, **CLOCK
+        )
+
+
+def test_it_is_shown():
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "precondition": p} for p in (None, Signs())]
+    shown = repr(Neumann(groups, lr=0.1, **CLOCK))
+    assert "precondition=None" in shown
+    assert "precondition=Signs()" in shown

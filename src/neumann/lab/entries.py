@@ -50,7 +50,11 @@ def _function(entry: str, option: str) -> Callable[[], Any]:
         raise UsageError(f"{option} {entry}: {told(error)}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == name)
+        ]
         raise unknown(f"function of {name}", attribute, functions)
     function: Callable[[], Any] = found
     return function

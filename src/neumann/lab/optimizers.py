@@ -67,9 +67,7 @@ RECIPES = {
     ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
 }
-# Neumann with a preconditioner: decay as AdamW's, and other sizes of lr.
-PRECONDITIONED = Recipe("neumann", "Neumann", 0.03)
-DIAGONAL = Recipe("neumann", "Neumann", 4e-3)
+PRECONDITIONED = Recipe("neumann", "Neumann", 0.03)  # decays as AdamW does
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,9 @@ class Arm:
     def recipe(self) -> Recipe:
         """How the optimizer is usually run with these options."""
         precondition = dict(self.options).get("precondition")
-        if self.name != "neumann" or precondition is None:
-            return RECIPES[self.name]
-        return DIAGONAL if precondition == "diagonal" else PRECONDITIONED
+        if self.name == "neumann" and precondition is not None:
+            return PRECONDITIONED
+        return RECIPES[self.name]
 
     def __str__(self) -> str:
         listed = ",".join(f"{key}={_spelled(value)}" for key, value in self.options)

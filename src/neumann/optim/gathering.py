@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from neumann.optim import options
 from neumann.optim.checkpoint import DISTANCE, ITERATE, OFFSET, SKIPPED
 from neumann.optim.evaluation import TwoWeights
 from neumann.optim.execution import Implementation, Work
 from neumann.optim.phases import Shared, Timetable
-from neumann.optim.preconditioning import directions, left_to_update
+from neumann.optim.preconditioning import directions, left_to_update, load
 from neumann.optim.shards import local, local_gradient
 from neumann.optim.state import Gathered, has_forces, zeros
 from neumann.optim.update import nonfinite
@@ -83,6 +84,18 @@ class Gathering(TwoWeights):
         return Work(
             left_to_update(group), found.weights, found.gradients, iterates, offsets, momentum
         )
+
+    def _follow_preconditioners(self, gathered: list[Gathered]) -> None:
+        """Fit the state to a P that was chosen for a group since the last step."""
+        for index, group in enumerate(self.param_groups):
+            chosen, before = group["precondition"], self._made_for[index]
+            if chosen is not before and chosen != before:
+                options.check_preconditioner(group)
+                for p, state in zip(
+                    gathered[index].parameters, gathered[index].states, strict=True
+                ):
+                    load(state, p, group)
+                self._made_for[index] = chosen
 
     def _precondition(
         self, gathered: list[Gathered], skip: Tensor | None

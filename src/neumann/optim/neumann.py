@@ -40,7 +40,7 @@ class Neumann(Gathering):
 
     Args:
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
-            momentum, weight decay and maximize.
+            momentum, weight decay, precondition and maximize.
         lr: the learning rate η, a float or a 0-d tensor. The only thing to tune; values that suit
             Nesterov SGD with momentum 0.9 are the place to start.
         steps_per_epoch: optimizer steps (not micro-batches) an epoch; turns the epoch counts below
@@ -140,6 +140,7 @@ class Neumann(Gathering):
         defaults = options.plain(defaults)
         options.check_group(defaults)
         self.process_group = process_group
+        self._made_for = []
         super().__init__(params, defaults)
         if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
@@ -163,12 +164,17 @@ class Neumann(Gathering):
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
         self._capture_lr(self.param_groups[-1])
+        self._made_for.append(self.param_groups[-1]["precondition"])
         try:
             self._settle_in()
-        except RuntimeError:
-            self.param_groups.pop()  # no kernel for these parameters
+            self._create_states(len(self.param_groups) - 1)
+        except (RuntimeError, ValueError):  # no kernel for these parameters, or no P
+            self._made_for.pop()
+            for p in self.param_groups.pop()["params"]:
+                self.state.pop(p, None)
+            if self.param_groups:
+                self._settle_in()
             raise
-        self._create_states(len(self.param_groups) - 1)
 
     @staticmethod
     def _capture_lr(group: dict[str, Any]) -> None:
@@ -224,6 +230,7 @@ class Neumann(Gathering):
             options.check_moving(group)
         self._tie()
         gathered = [self._gather(index) for index in range(len(groups))]
+        self._follow_preconditioners(gathered)
         forces = has_forces(groups[0])
         weights = [w for found in gathered for w in found.weights] if forces else []
         self._watch.look(weights, self._name_of)
@@ -307,10 +314,7 @@ class Neumann(Gathering):
         lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {shared}"]
         for index, group in enumerate(self.param_groups):
             weights = sum(p.numel() for p in group["params"])
-            own = ", ".join(
-                f"{name}={group[name]!r}"
-                for name in ("lr", "momentum", "weight_decay", "decoupled_weight_decay", "maximize")
-            )
+            own = ", ".join(f"{name}={group[name]!r}" for name in options.OWN)
             lines.append(
                 f"  group {index}: {len(group['params'])} tensors, {weights:,} weights, {own}"
             )

@@ -32,6 +32,7 @@ SHARED = (
     "fused",
     "training",
 )
+OWN = ("lr", "momentum", "weight_decay", "decoupled_weight_decay", "precondition", "maximize")
 FLAGS = (
     "bounded",
     "decoupled_weight_decay",
@@ -166,6 +167,12 @@ def check_group(group: Mapping[str, Any]) -> None:
     state_dtype = group["state_dtype"]
     known = state_dtype in STATE_DTYPES
     _require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
+    check_preconditioner(group)
+    check_implementation(group)
+
+
+def check_preconditioner(group: Mapping[str, Any]) -> None:
+    """Refuse what is no preconditioner; also made where one is chosen in mid-training."""
     precondition = group["precondition"]
     _require(
         precondition is None
@@ -179,7 +186,6 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError(
             "differentiable=True records no preconditioner: leave precondition at None"
         )
-    check_implementation(group)
 
 
 def check_moving(group: Mapping[str, Any]) -> None:

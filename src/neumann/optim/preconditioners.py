@@ -60,17 +60,15 @@ class Diagonal:
 
     decay: float = 0.99  # of the mean
     eps: float = 1e-8
-    scale: float = 1.0  # root mean square of a direction under steady gradients
+    scale: float = 0.2  # root mean square of a direction under steady gradients
 
     name = "diagonal"
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {self.decay!r}")
-        if not (self.eps >= 0 and self.scale > 0):
-            raise ValueError(
-                f"eps must be at least 0 and scale above 0, got {self.eps!r} and {self.scale!r}"
-            )
+        if not (self.eps > 0 and self.scale > 0):
+            raise ValueError(f"eps and scale must be above 0, got {self.eps!r} and {self.scale!r}")
 
     def elementwise(self, parameter: Tensor) -> bool:
         """Always."""

@@ -11,7 +11,9 @@ the directions of one process; orthogonalising rows by themselves would be anoth
 A step that is skipped on the device leaves P's state as it was.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -46,7 +48,13 @@ def created(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         whole = p
         if is_dtensor(p) and not stage.elementwise(p):
             whole = local(p).new_empty(1).expand(p.shape)  # its shape, without its memory
-        for key, value in stage.create(whole).items():
+        made = stage.create(whole)
+        if not isinstance(made, dict) or not all(isinstance(v, Tensor) for v in made.values()):
+            raise ValueError(
+                f"create of the preconditioner {stage.name!r} must give a dict of tensors, "
+                f"got {made!r}"
+            )
+        for key, value in made.items():
             if PRECONDITIONER + key in state:
                 raise ValueError(
                     f"the preconditioner {stage.name!r} and one before it both keep {key!r}"
@@ -55,8 +63,29 @@ def created(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     return state
 
 
+def check_loaded(
+    groups: Sequence[Mapping[str, Any]],
+    saved: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Mapping[str, Any]],
+    names: Mapping[Tensor, str],
+) -> None:
+    """Refuse state of other shapes than P's before anything is changed."""
+    for ours, theirs in zip(groups, saved, strict=True):
+        group = {**ours, **theirs}
+        for p, key in zip(ours["params"], theirs["params"], strict=True):
+            entry = state.get(key, {})
+            if not any(str(name).startswith(PRECONDITIONER) for name in entry):
+                continue
+            for name, fresh in created(p, group).items():
+                if name in entry and entry[name].shape != fresh.shape:
+                    raise ValueError(
+                        f"{names[p]} needs {name} of shape {tuple(fresh.shape)}, and that in the "
+                        f"state dict has {tuple(entry[name].shape)}"
+                    )
+
+
 def load(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Put P's share of a loaded state into fresh tensors: what another P has left is dropped."""
+    """Put P's share of the state into fresh tensors: what another P has left is dropped."""
     loaded = {key: state.pop(key) for key in list(state) if key.startswith(PRECONDITIONER)}
     for key, fresh in created(p, group).items():
         value = loaded.get(key)
@@ -67,33 +96,51 @@ def load(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
 
 
 def name_in(groups: Sequence[dict[str, Any]]) -> None:
-    """Write P's name in the place of a P of the user's own: state dicts hold plain values."""
+    """Write how P is spelled in the place of an object: state dicts hold plain values."""
     for group in groups:
         if group["precondition"] is not None:
-            group["precondition"] = _name(group["precondition"])
+            group["precondition"] = _spelled(group["precondition"])
 
 
 def adopted(
     groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The saved groups with P itself in the place of its name."""
+    """The saved groups with P itself in the place of how it is spelled.
+
+    Only what has a name of ours can be made from it. Of a P with other options that the optimizer
+    has in its place, these count: somebody has just chosen them.
+    """
     result = []
     for index, (ours, theirs) in enumerate(zip(groups, saved, strict=True)):
-        group, name = dict(theirs), theirs.get("precondition")
-        own = ours["precondition"]
-        if name is not None and own is not None and _name(own) == name:
-            group["precondition"] = own
-        elif name is not None and name not in NAMED:
-            raise ValueError(
-                f"group {index} was saved with the preconditioner {name!r}, and the optimizer has "
-                f"{own!r}: build it with that preconditioner"
-            )
+        group, own, spelled = dict(theirs), ours["precondition"], theirs.get("precondition")
         result.append(group)
+        if spelled is None or (own is None and spelled in NAMED):
+            continue
+        name = spelled.partition(":")[0]
+        same = own is not None and _spelled(own).partition(":")[0] == name
+        if same and (spelled == _spelled(own) or not isinstance(own, str)):
+            group["precondition"] = own
+            if spelled != _spelled(own):
+                warnings.warn(
+                    f"group {index} was saved with the preconditioner {spelled!r} and goes on with "
+                    f"{_spelled(own)!r}",
+                    stacklevel=5,
+                )
+        elif spelled not in NAMED:
+            raise ValueError(
+                f"group {index} was saved with the preconditioner {spelled!r}, and the optimizer "
+                f"has {own!r}: build it with that preconditioner"
+            )
     return result
 
 
-def _name(chosen: Any) -> str:
-    return chosen if isinstance(chosen, str) else str(chosen.name)
+def _spelled(chosen: Any) -> str:
+    """P's name, with its options where they are known and not the usual ones."""
+    if isinstance(chosen, str):
+        return chosen
+    name = str(chosen.name)
+    usual = chosen == NAMED.get(name) or not (is_dataclass(chosen) and fields(chosen))
+    return name if usual else f"{name}: {chosen!r}"
 
 
 def left_to_update(group: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,10 +166,11 @@ def directions(
     divided by the scale, which the update no longer sees.
     """
     preconditioner = preconditioner_of(group)
+    if preconditioner is None and grad_scale is None:
+        return list(gradients)
     if preconditioner is None:
-        if grad_scale is None:
-            return list(gradients)
-        return [None if g is None else g / grad_scale.to(g.device, g.dtype) for g in gradients]
+        assert grad_scale is not None
+        return [None if g is None else _unscaled(g, grad_scale) for g in gradients]
     decay = 0.0 if group["decoupled_weight_decay"] else group["weight_decay"]
     found: list[Tensor | None] = [None] * len(gradients)
     for chosen in _buckets(gradients):
@@ -139,7 +187,7 @@ def directions(
         for stage in stages(preconditioner):
             if sharded:
                 wide = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
-            wide = stage.apply(wide, own)
+            wide = _checked(stage.apply(wide, own), wide, stage)
             if sharded:
                 wide = [_part(d, p, stage) for d, p in zip(wide, here, strict=True)]
         if skip is not None and before:
@@ -151,6 +199,38 @@ def directions(
             result = torch.view_as_complex(direction) if w.is_complex() else direction
             found[i] = result if result.dtype is w.dtype else result.to(w.dtype)
     return found
+
+
+def _unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """g/scale, in float32 at least: neither need be a number of the gradient's dtype."""
+    wide = _widened(gradient)
+    wide = wide / scale.to(wide)
+    return torch.view_as_complex(wide) if gradient.is_complex() else wide
+
+
+def _checked(found: Any, given: Sequence[Tensor], stage: Preconditioner) -> list[Tensor]:
+    """What P gave, if there is one direction for every gradient, of its shape."""
+    if torch.compiler.is_compiling():  # where shapes that do not fit are an error anyway
+        return list(found)
+    wanted = [g.shape for g in given]
+    if not isinstance(found, list | tuple):
+        raise ValueError(_broken(stage, wanted, repr(found)))
+    shapes = [getattr(direction, "shape", None) for direction in found]
+    if shapes != wanted:
+        raise ValueError(_broken(stage, wanted, f"{len(shapes)} of shapes {_listed(shapes)}"))
+    return list(found)
+
+
+def _broken(stage: Preconditioner, wanted: Sequence[torch.Size], got: str) -> str:
+    return (
+        f"the preconditioner {stage.name!r} must give a list, for every gradient a direction of "
+        f"its shape: {len(wanted)} of shapes {_listed(wanted)}, got {got}"
+    )
+
+
+def _listed(shapes: Sequence[torch.Size | None]) -> str:
+    shown = ", ".join("none" if shape is None else str(tuple(shape)) for shape in shapes[:4])
+    return shown + (", …" if len(shapes) > 4 else "")
 
 
 def _buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:

@@ -7,8 +7,9 @@ Newton–Schulz iteration, which is matrix products alone,
     X ← aX + (bA + cA²)X        A = XXᵀ, X₀ = G/‖G‖
 
 with the coefficients of Jordan and others (2024), which take singular values from far below 1 to
-between 0.7 and 1.2 in five iterations. Matrices of equal shape are taken together; on CUDA in
-bfloat16, elsewhere in float32. A matrix with more rows than columns is taken as its transpose.
+between 0.7 and 1.2 in five iterations, on CUDA in bfloat16, elsewhere in float32. A matrix with
+more rows than columns is taken as its transpose; matrices of equal shape are taken together, and on
+CUDA narrower ones with them, filled up with zeros.
 
 An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
 direction of every tensor has the same root mean square, and what is no matrix (biases,
@@ -27,6 +28,7 @@ from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, St
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 OPERATIONS = 4 * ITERATIONS  # for m × n, times m²n
+VECTOR = "vector_"  # begins the names of what `vectors` remembers
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,18 @@ class Spectral:
     """UVᵀ for matrices, convolutions as out × (in·kh·kw); `vectors` for everything else."""
 
     scale: float = 0.2  # root mean square of a direction
-    vectors: Diagonal = field(default_factory=lambda: Diagonal(scale=0.2))
+    vectors: Preconditioner = field(default_factory=Diagonal)
     before: Preconditioner | None = field(default_factory=Momentum)
 
     name = "spectral"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale must be above 0, got {self.scale!r}")
+        for option, given in (("vectors", self.vectors), ("before", self.before)):
+            good = isinstance(given, Preconditioner) and not isinstance(given, type)
+            if not good and (given is not None or option == "vectors"):
+                raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
 
     def elementwise(self, parameter: Tensor) -> bool:
         """Of what is no matrix."""
@@ -45,15 +55,18 @@ class Spectral:
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
         """Nothing for a matrix: its direction depends on what it is given alone."""
-        return {} if is_matrix(parameter) else self.vectors.create(parameter)
+        if not self.elementwise(parameter):
+            return {}
+        return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
         """Many matrices at a time."""
         matrices: dict[int, Tensor] = {}
-        rest = []
-        for index, gradient in enumerate(gradients):
-            if "second_moment" in states[index]:  # which `vectors` keeps
-                rest.append(index)
+        rest: dict[int, dict[str, Tensor]] = {}
+        for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
+            own = vector_state(state)
+            if own or not is_matrix(gradient):  # which a complex vector, as pairs of reals, is
+                rest[index] = own
             else:
                 matrices[index] = _lying(_rows_first(gradient).flatten(1))
         found: dict[int, Tensor] = {}
@@ -65,27 +78,35 @@ class Spectral:
             scales = [self.scale * matrices[i].shape[1] ** 0.5 for i in found]
             torch._foreach_mul_(list(found.values()), scales)
         if rest:
-            others = self.vectors.apply([gradients[i] for i in rest], [states[i] for i in rest])
-            found |= dict(zip(rest, others, strict=True))
+            others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
+            found.update(zip(rest, others, strict=True))
         return [found[i] for i in range(len(gradients))]
+
+
+def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `vectors` remembers of a parameter; nothing for a matrix."""
+    return {key[len(VECTOR) :]: value for key, value in state.items() if key.startswith(VECTOR)}
 
 
 def _batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
     """Which lying matrices to take together: those of equal shape; on a GPU also narrower ones of
-    as many rows, filled up with columns of zeros, where that costs less than a batch of their own.
+    as many rows, filled up with columns of zeros, where that costs less than a batch of their own
+    and zeros are not the larger part.
     """
     kinds: dict[tuple[int, int], list[int]] = {}
     for index, matrix in matrices.items():
         kinds.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
     found: list[list[int]] = []
-    before, widest = 0, 0
+    before = widest = numbers = zeros = 0  # columns of numbers, and of zeros, of the last batch
     for (rows, columns), chosen in sorted(kinds.items(), reverse=True):
-        filling = OPERATIONS * rows * rows * (widest - columns) * len(chosen)
-        if rows == before and filling < _launching(matrices[chosen[0]]):
+        more = (widest - columns) * len(chosen)
+        cheap = OPERATIONS * rows * rows * more < _launching(matrices[chosen[0]])
+        if rows == before and cheap and zeros + more <= numbers + columns * len(chosen):
             found[-1] += chosen
+            numbers, zeros = numbers + columns * len(chosen), zeros + more
         else:
             found.append(list(chosen))
-            before, widest = rows, columns
+            before, widest, numbers, zeros = rows, columns, columns * len(chosen), 0
     return found
 
 

@@ -46,6 +46,7 @@ class State(Optimizer):
 
     _scalars: dict[str, Tensor]  # one for the optimizer: clock, r², skipped steps
     _momenta: list[Tensor]  # one for each group: μ of the last completed step
+    _made_for: list[Any]  # the P of each group that its state was made for
     _execution: Host | Device
     _watch: Watch
     _shards: Shards | None  # None: this process has every parameter whole
@@ -228,6 +229,7 @@ class State(Optimizer):
         def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             checkpoint.check_fits(self.param_groups, self._names(), loaded)
             groups = preconditioning.adopted(self.param_groups, loaded["param_groups"])
+            preconditioning.check_loaded(self.param_groups, groups, loaded["state"], self._names())
             return checkpoint.wrap({**loaded, "param_groups": groups})
 
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
@@ -263,6 +265,7 @@ class State(Optimizer):
                 if ITERATE not in entry:
                     entry[ITERATE] = zeros(p, group)
         self._scalars = {}
+        self._made_for = [group["precondition"] for group in self.param_groups]
         self._settle_in()
         for index in range(len(self.param_groups)):
             self._create_states(index)
