@@ -2,10 +2,10 @@
 
 Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
 momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
-until it has a worse one on either side. Where searches are shorter than the runs that are tested,
-the contenders, those within a point of the best, are tuned once more at full length, in the
-learning rate alone: it depends on the length. Scores are % of images classified right; a run that
-diverged has 0.
+until it has a worse one on either side. Searches are shorter than the runs that are tested, and
+learning rate and decay depend on the length. So the contenders, those within half a point of the
+best of ours or of the others, are tuned once more in as many steps, their momentum kept. Scores are
+% of images classified right; a run that diverged has 0.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MOMENTA = (0.6, 0.9)
-CONTENDING = 1.0  # points behind the best
+CONTENDING = 0.5  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
 
 
@@ -172,8 +172,8 @@ class Search:
         tried = tuple(decays or ENTRANTS[self.entrant].decays), tuple(momenta)
         return list(itertools.product((0, -OCTAVE, OCTAVE), *tried))
 
-    def retuned(self, score: Score, setting: Setting) -> Setting:
-        """For another model or another length: nothing tuned but the learning rate."""
+    def transferred(self, score: Score, setting: Setting) -> Setting:
+        """For another model: nothing tuned but the learning rate."""
         return self.best(score, (setting.decay,), (setting.momentum,))
 
     def width(self, score: Score, setting: Setting, margin: float = 1.0) -> tuple[float, float]:
@@ -217,7 +217,7 @@ class Tuning:
     score: Score  # of runs that there are
     batch: int
     epochs: int  # of a search
-    full: int  # epochs of a run that is tested
+    full: int  # epochs that have as many steps as a run that is tested
 
     def first(self, entrant: str) -> Key:
         """The best run of an entrant's search."""
@@ -226,22 +226,23 @@ class Tuning:
 
     def contends(self, entrant: str) -> bool:
         """Whether the entrant is tuned once more at full length."""
-        scores = {}
+        own = self.score(self.first(entrant))
+        best = own
         for other in ENTRANTS:
             with contextlib.suppress(Missing):
-                scores[other] = self.score(self.first(other))
-        if entrant not in scores:
-            raise Missing
-        near = scores[entrant] >= max(scores.values()) - CONTENDING
-        return self.epochs != self.full and near
+                if ENTRANTS[other].ours == ENTRANTS[entrant].ours:
+                    best = max(best, self.score(self.first(other)))
+        return self.epochs != self.full and own >= best - CONTENDING
+
+    def again(self, entrant: str, score: Score) -> Key:
+        """The best run of a contender's second search."""
+        search = Search(entrant, self.batch, self.full)
+        momentum = self.first(entrant).setting.momentum
+        return search.of(search.best(score, momenta=(momentum,)))
 
     def chosen(self, entrant: str) -> Key:
         """The run that decides on the entrant's setting."""
-        first = self.first(entrant)
-        if not self.contends(entrant):
-            return first
-        again = Search(entrant, self.batch, self.full)
-        return again.of(again.retuned(self.score, first.setting))
+        return self.again(entrant, self.score) if self.contends(entrant) else self.first(entrant)
 
 
 def claimed(folder: Path | None, work: object) -> bool:

@@ -24,7 +24,7 @@ def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str,
             chosen = tuning.chosen(entrant)
             if model != "resnet9":
                 here = Search(entrant, tuning.batch, tuning.epochs, model)
-                chosen = here.of(here.retuned(ledger.score, chosen.setting))
+                chosen = here.of(here.transferred(ledger.score, chosen.setting))
         except Missing:
             continue
         rows.append(_row(ledger, chosen, tuning.epochs))
@@ -104,8 +104,8 @@ def _table(part: dict[str, Any]) -> str:
         f"{part['model']}, batch {part['batch']}; best peer, held out: {part['best_peer']}",
         "",
         "| optimizer | lr, decay, momentum | held out | tested, % | n | to the best peer | p "
-        "| steps to 90 % | s a run | lr within a point |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| training's statistics | steps to 90 % | s a run | lr within a point |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in sorted(part["rows"], key=_rank, reverse=True):
         setting, interval, d = row["setting"], row["interval"], row["difference"]
@@ -120,6 +120,7 @@ def _table(part: dict[str, Any]) -> str:
             if d is None or d["low"] is None
             else f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]",
             _cell(None if d is None else d["p"], "{:.2g}"),
+            _cell(row["with_training_statistics"], "{:.2f}"),
             _cell(row["steps_to_target"], "{:g}"),
             _cell(row["seconds"], "{:.1f}"),
             ""

@@ -10,7 +10,7 @@
 
 search tunes every optimizer by the same rules (see `contest`) on the 5,000 training images that the
 lab holds out, in runs of 12 epochs; at batch 16384 of 24, for 24 steps are another problem than 48.
-retune tunes the learning rates of the contenders at full length, when all searches are over. final
+retune tunes the contenders in as many steps as are tested, when all searches are over. final
 retrains the winner of each on all 50,000 for 24 epochs and tests it, over paired seeds. range
 finds the learning rates within a point of the best, in ratio √2, and transfer takes the settings to
 ResNet-18, with nothing retuned but the learning rate. time trains the winners for 4 epochs, for the
@@ -57,6 +57,11 @@ TARGET = 90.0  # %
 
 def search_epochs(batch: int) -> int:
     return 12 if batch <= 8192 else 24
+
+
+def full_epochs(batch: int) -> int:
+    """Of the 45,000 images that are not held out, for as many steps as of 50,000."""
+    return round(EPOCHS * (50_000 // batch) / (45_000 // batch))
 
 
 class Trainer:
@@ -161,6 +166,7 @@ class Contest:
         """First the runs that are known beforehand, then those that others decide on."""
         known: dict[str, Callable[[], Iterator[Key]]] = {
             "search": self._search_runs,
+            "retune": self._retune_runs,
             "final": self._final_runs,
             "transfer": self._transfer_runs,
             "time": self._time_runs,
@@ -194,8 +200,9 @@ class Contest:
 
     def tuning(self, batch: int) -> Tuning:
         """What the searches at a batch size have come to."""
-        epochs = self._arguments.epochs
-        return Tuning(self._ledger.score, batch, epochs or search_epochs(batch), epochs or EPOCHS)
+        short = self._arguments.epochs or search_epochs(batch)
+        once = self._arguments.once or self._arguments.epochs
+        return Tuning(self._ledger.score, batch, short, short if once else full_epochs(batch))
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
         for batch in self._arguments.batch:
@@ -211,14 +218,22 @@ class Contest:
 
     def _retune(self, entrant: str, batch: int) -> None:
         tuning = self.tuning(batch)
+        if self._contends(tuning, entrant):
+            tuning.again(entrant, self._trainer.score)
+
+    def _retune_runs(self) -> Iterator[Key]:
+        for entrant, batch in self._pairs():
+            tuning = self.tuning(batch)
+            if self._contends(tuning, entrant):
+                momentum = tuning.first(entrant).setting.momentum
+                yield from Search(entrant, batch, tuning.full).beginning(momenta=(momentum,))
+
+    def _contends(self, tuning: Tuning, entrant: str) -> bool:
         try:
-            first, contends = tuning.first(entrant), tuning.contends(entrant)
+            return tuning.contends(entrant)
         except Missing:
-            print(f"the search of {entrant} at batch {batch} is not over", flush=True)
-            return
-        if contends:
-            search = Search(entrant, batch, tuning.full)
-            search.retuned(self._trainer.score, first.setting)
+            print(f"the search of {entrant} at batch {tuning.batch} is not over", flush=True)
+            return False
 
     def _final_runs(self) -> Iterator[Key]:
         """Seed by seed, so that a contest cut short has whole pairs."""
@@ -252,7 +267,7 @@ class Contest:
         setting = self.chosen(entrant, batch)
         if setting is not None:
             search = self.search(entrant, batch, "resnet18")
-            setting = search.retuned(self._trainer.score, setting)
+            setting = search.transferred(self._trainer.score, setting)
             for seed in range(self._arguments.seeds):
                 key = self._final_key("resnet18", entrant, batch, setting, seed)
                 self._trainer.take(key)
@@ -275,6 +290,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
+    parser.add_argument("--once", action="store_true", help="choose by the first search alone")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
     parser.add_argument("--autotune", action="store_true", help="let cuDNN time its algorithms")

@@ -181,6 +181,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, origin(arguments.commit))
     trainer = LeadTrainer(ledger, arguments)
+    arguments.once = False
     contest = Contest(Ledger(arguments.contest, {}), trainer, arguments)
     given = arguments.setting
     chosen = Setting(*given) if given else contest.chosen(OURS, arguments.batch)

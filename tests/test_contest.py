@@ -40,14 +40,15 @@ def test_the_search_widens_until_the_best_is_bracketed(octaves):
 
 
 def test_contenders_are_tuned_again_at_full_length():
-    """Twice as long wants twice the rate; LAMB is too far behind, LARS has not been searched."""
-    tops = {"Muon": 0.5, "AdamW": 0.0, "LAMB": -0.6}
+    """Twice as long wants twice the rate; LAMB is too far behind, LARS has not been searched, and
+    ours are far ahead."""
+    tops = {"Muon": 0.5, "AdamW": 0.0, "LAMB": -0.1, "Neumann spectral": 9.0}
     asked = set()
 
     def score(key):
         if key.entrant not in tops:
             raise Missing
-        asked.add((key.entrant, key.epochs))
+        asked.add(key)
         entrant = ENTRANTS[key.entrant]
         best_lr = entrant.lr * key.epochs / 12
         found = landscape(best_lr, decay=entrant.decays[0], momentum=0.9)(key)
@@ -55,9 +56,16 @@ def test_contenders_are_tuned_again_at_full_length():
 
     tuning = Tuning(score, 8192, 12, 24)
     lrs = {name: tuning.chosen(name).setting.lr / ENTRANTS[name].lr for name in tops}
-    assert lrs == {"Muon": 2.0, "AdamW": 2.0, "LAMB": 1.0}
-    assert tuning.chosen("Muon").setting.momentum == 0.9
-    assert asked == {("Muon", 12), ("Muon", 24), ("AdamW", 12), ("AdamW", 24), ("LAMB", 12)}
+    assert lrs == {"Muon": 2.0, "AdamW": 2.0, "LAMB": 1.0, "Neumann spectral": 2.0}
+    assert {(key.epochs, key.setting.momentum) for key in asked} == {
+        (12, 0.6),
+        (12, 0.9),
+        (24, 0.9),
+    }
+    assert {key.setting.decay for key in asked if key.entrant == "Muon" and key.epochs == 24} == {
+        *ENTRANTS["Muon"].decays
+    }
+    assert {key.entrant for key in asked if key.epochs == 24} == set(tops) - {"LAMB"}
     with pytest.raises(Missing):
         tuning.chosen("LARS")
     same = Tuning(score, 16384, 24, 24)
@@ -72,7 +80,7 @@ def test_transfer_retunes_the_learning_rate_alone():
         return landscape(0.02)(key)
 
     search = Search("Muon", 8192, 12, "resnet18")
-    assert search.retuned(score, Setting(0.04, 0.1, 0.9)) == Setting(0.02, 0.1, 0.9)
+    assert search.transferred(score, Setting(0.04, 0.1, 0.9)) == Setting(0.02, 0.1, 0.9)
     assert asked == {("resnet18", 0.1, 0.9)}
 
 
@@ -114,7 +122,12 @@ def test_processes_share_a_search_run_by_run(tmp_path):
         Contest(ledger, Stub(ledger, arguments), arguments).run("search")
 
     arguments = argparse.Namespace(
-        batch=[8192], entrants=["Muon", "LAMB"], epochs=None, seconds=60.0, share=tmp_path / "share"
+        batch=[8192],
+        entrants=["Muon", "LAMB"],
+        epochs=None,
+        once=False,
+        seconds=60.0,
+        share=tmp_path / "share",
     )
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(take_part) for _ in range(2)]:
