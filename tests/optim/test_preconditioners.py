@@ -292,18 +292,22 @@ def test_a_loss_scale_is_divided_out_of_every_group():
 
     def run(scale):
         half = nn.Parameter(torch.ones(3, dtype=torch.float16))
-        plain, turned = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4, 3))
-        groups = [{"params": [half, plain], "precondition": None}, {"params": [turned]}]
+        plain, summed, turned = (nn.Parameter(torch.ones(4, 3)) for _ in range(3))
+        groups = [
+            {"params": [half, plain], "precondition": None},
+            {"params": [summed], "precondition": Momentum()},  # whose directions have a size
+            {"params": [turned]},
+        ]
         options = {"warmup_steps": 9, "momentum": 0.5, "fused": True}
         optimizer = Neumann(groups, lr=0.125, precondition="spectral", **options)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
         for _ in range(3):
             optimizer.zero_grad()
-            loss = half.float().sum() / 4 + plain.square().sum() + turned.square().sum()
+            loss = half.float().sum() / 4 + sum(p.square().sum() for p in (plain, summed, turned))
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        return [p.detach().float() for p in (half, plain, turned)]
+        return [p.detach().float() for p in (half, plain, summed, turned)]
 
     for ours, theirs in zip(run(2.0**16), run(1.0), strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -102,7 +102,7 @@ LAYOUTS = {
     "convolution": torch.empty(8, 4, 3, 3),
     "channels last": torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last),
     "tall channels last": torch.empty(64, 2, 3, 3).to(memory_format=torch.channels_last),
-    "1 × 1": torch.empty(8, 4, 1, 1).to(memory_format=torch.channels_last),
+    "1 × 1": torch.empty(8, 9, 1, 1).to(memory_format=torch.channels_last),
     "narrow": torch.empty(8, 12),
 }
 
@@ -116,6 +116,13 @@ def test_directions_lie_as_gradients_do(monkeypatch):
     ):
         assert direction.shape == gradient.shape
         assert direction.stride() == gradient.stride()
+
+
+@pytest.mark.parametrize("name", ["lying", "convolution", "channels last", "1 × 1"])
+def test_what_lies_well_is_not_copied(name):
+    gradient = torch.empty_like(LAYOUTS[name]).normal_()
+    (direction,) = Spectral().apply([gradient], [{}])
+    assert direction._is_view()
 
 
 def sizes(shapes):
