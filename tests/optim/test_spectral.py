@@ -102,7 +102,8 @@ LAYOUTS = {
     "convolution": torch.empty(8, 4, 3, 3),
     "channels last": torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last),
     "tall channels last": torch.empty(64, 2, 3, 3).to(memory_format=torch.channels_last),
-    "1 × 1": torch.empty(8, 9, 1, 1).to(memory_format=torch.channels_last),
+    "1 × 1": torch.empty(8, 9, 1, 1),
+    "1 × 1 channels last": torch.empty(8, 9, 1, 1).to(memory_format=torch.channels_last),
     "narrow": torch.empty(8, 12),
 }
 
@@ -118,7 +119,9 @@ def test_directions_lie_as_gradients_do(monkeypatch):
         assert direction.stride() == gradient.stride()
 
 
-@pytest.mark.parametrize("name", ["lying", "convolution", "channels last", "1 × 1"])
+@pytest.mark.parametrize(
+    "name", ["lying", "convolution", "channels last", "1 × 1", "1 × 1 channels last"]
+)
 def test_what_lies_well_is_not_copied(name):
     gradient = torch.empty_like(LAYOUTS[name]).normal_()
     (direction,) = Spectral().apply([gradient], [{}])

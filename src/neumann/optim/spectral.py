@@ -148,8 +148,8 @@ def _laid_out(lying: Tensor, like: Tensor) -> Tensor:
 
 
 def _is_channels_last(gradient: Tensor) -> bool:
-    """And not contiguous, as a kernel of 1 × 1 is, too."""
-    if gradient.ndim != 4 or gradient.is_contiguous():
+    """Also by its strides, which for a kernel of 1 × 1 may be those of either format."""
+    if gradient.ndim != 4 or gradient.stride(-1) == 1:
         return False
     return gradient.is_contiguous(memory_format=torch.channels_last)
 
