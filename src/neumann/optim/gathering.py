@@ -16,7 +16,8 @@ from neumann.optim.checkpoint import DISTANCE, ITERATE, OFFSET, SKIPPED
 from neumann.optim.evaluation import TwoWeights
 from neumann.optim.execution import Implementation, Work
 from neumann.optim.phases import Shared, Timetable
-from neumann.optim.preconditioning import directions, left_to_update, load
+from neumann.optim.preconditioner_state import load
+from neumann.optim.preconditioning import directions, left_to_update
 from neumann.optim.shards import local, local_gradient
 from neumann.optim.state import Gathered, has_forces, zeros
 from neumann.optim.update import nonfinite

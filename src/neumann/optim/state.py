@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from neumann.optim import checkpoint, preconditioning, traced
+from neumann.optim import checkpoint, preconditioner_state, traced
 from neumann.optim.checkpoint import (
     CLOCK,
     DISTANCE,
@@ -80,7 +80,7 @@ class State(Optimizer):
         state[ITERATE] = zeros(p, group)
         if has_forces(group):
             state[OFFSET] = zeros(p, group)
-        state.update(preconditioning.created(p, group))
+        state.update(preconditioner_state.created(p, group))
         return state
 
     def _settle_in(self) -> None:
@@ -211,7 +211,7 @@ class State(Optimizer):
         self._tie()
         self._settle()
         state_dict = super().state_dict()
-        preconditioning.name_in(state_dict["param_groups"])
+        preconditioner_state.name_in(state_dict["param_groups"])
         if self._shards is not None:
             # This process knows r² of the last step and its own share of the next. NaN says:
             # measure it, whatever the shards are then.
@@ -228,8 +228,10 @@ class State(Optimizer):
 
         def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             checkpoint.check_fits(self.param_groups, self._names(), loaded)
-            groups = preconditioning.adopted(self.param_groups, loaded["param_groups"])
-            preconditioning.check_loaded(self.param_groups, groups, loaded["state"], self._names())
+            groups = preconditioner_state.adopted(self.param_groups, loaded["param_groups"])
+            preconditioner_state.check_loaded(
+                self.param_groups, groups, loaded["state"], self._names()
+            )
             return checkpoint.wrap({**loaded, "param_groups": groups})
 
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
@@ -261,7 +263,7 @@ class State(Optimizer):
                 for key, value in entry.items():
                     if not key.startswith(PRECONDITIONER):
                         entry[key] = checkpoint.unwrap(value, key, p)
-                preconditioning.load(entry, p, group)
+                preconditioner_state.load(entry, p, group)
                 if ITERATE not in entry:
                     entry[ITERATE] = zeros(p, group)
         self._scalars = {}
