@@ -1,6 +1,7 @@
 """What every test finds: Triton set up, and processes to train together."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from ranks import Ranks
 # Triton decides when it is imported whether it interprets; without a GPU it has to.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell without job control starts what runs in the background deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pool(size: int) -> Iterator[Ranks]:
