@@ -156,7 +156,7 @@ def _is_channels_last(gradient: Tensor) -> bool:
 
 def is_matrix(tensor: Tensor) -> bool:
     """Whether the tensor is seen as a matrix: more than one row and more than one column."""
-    if tensor.ndim < 2 or tensor.is_complex() or tensor.numel() == 0:
+    if tensor.ndim < 2 or tensor.is_complex():
         return False
     rows = tensor.shape[0]
     return rows > 1 and tensor.numel() > rows
