@@ -9,6 +9,7 @@ from torch import nn
 from neumann import Neumann
 from neumann.optim.execution import Implementation
 from neumann.optim.spectral import Spectral
+from preconditioned import memory
 from runs import Run, advance, deviation, finished, finished_oracle, optimizer_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -178,12 +179,6 @@ def test_grad_scaler_skips_without_asking_the_host(precondition):
         if step % 4 == 1:
             assert all(map(torch.equal, remembered, memory(optimizer)))
     assert optimizer.diagnostics().step == 9
-
-
-def memory(optimizer):
-    """What a preconditioner keeps."""
-    states = optimizer.state.values()
-    return [v for state in states for k, v in state.items() if k.startswith("preconditioner_")]
 
 
 @pytest.mark.parametrize("precondition", ["diagonal", "spectral"])

@@ -1,0 +1,146 @@
+"""What a preconditioner remembers: saved, loaded, refused, and made anew for another P."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from neumann import Neumann
+from neumann.optim import preconditioning
+from neumann.optim.preconditioners import Diagonal, Momentum
+from neumann.optim.spectral import Spectral
+from preconditioned import CLOCK, FORMS, Signs, gradients, network, trained, weights
+
+
+@pytest.mark.parametrize("name", ["diagonal", "spectral"])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_resumed_run_has_the_same_bits(name, form):
+    whole, _ = trained(12, precondition=name, **form)
+    model, optimizer = trained(5, precondition=name, **form)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again = network(seed=1)
+    again.load_state_dict(saved[0])
+    resumed = Neumann(again.named_parameters(), lr=0.5, precondition=name, **CLOCK, **form)
+    resumed.load_state_dict(saved[1])
+    trained(7, again, resumed, first=5)
+    assert torch.equal(weights(again), weights(whole))
+
+
+def test_a_state_dict_says_which_preconditioner_it_is_of():
+    _, optimizer = trained(3, precondition="diagonal")
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["precondition"] == "diagonal"
+    other = Neumann(network().named_parameters(), lr=0.01, **CLOCK)
+    other.load_state_dict(saved)  # as every other option, it is adopted
+    assert other.param_groups[0]["precondition"] == "diagonal"
+    assert all("preconditioner_second_moment" in state for state in other.state.values())
+
+
+def test_what_is_remembered_is_wide_and_directions_are_not():
+    model = network(dtype=torch.bfloat16)
+    _, optimizer = trained(2, model=model, precondition="spectral")
+    assert all(state["preconditioner_past"].dtype is torch.float32 for _, state in each(optimizer))
+    parameters, states = zip(*each(optimizer), strict=True)
+    found = preconditioning.directions(
+        parameters,
+        [p.detach() for p in parameters],
+        [p.grad for p in parameters],
+        states,
+        optimizer.param_groups[0],
+        None,
+        None,
+    )
+    assert {direction.dtype for direction in found} == {torch.bfloat16}
+
+
+def each(optimizer):
+    return list(optimizer.state.items())
+
+
+def test_one_may_be_chosen_in_mid_training():
+    """What the new one needs is made, what both keep goes on, and the rest is dropped."""
+    model, optimizer = trained(3, warmup_steps=99)
+    kept = {
+        "diagonal": {"second_moment", "seen"},
+        "spectral": {"past", "vector_second_moment", "vector_seen"},
+        Spectral(before=None): {"vector_second_moment", "vector_seen"},
+        Signs(): {"mean"},
+        None: set(),
+    }
+    for number, (chosen, keys) in enumerate(kept.items(), start=3):
+        optimizer.param_groups[0]["precondition"] = chosen
+        before = weights(model).clone()
+        trained(1, model, optimizer, first=number)
+        found = {
+            k.removeprefix("preconditioner_") for _, s in each(optimizer) for k in s if "_" in k
+        }
+        assert found & {k for some in kept.values() for k in some} == keys
+        assert not torch.equal(weights(model), before)
+    model, optimizer = trained(3, precondition="spectral")
+    past = optimizer.state[model[0].weight]["preconditioner_past"].clone()
+    optimizer.param_groups[0]["precondition"] = Momentum()
+    gradients(model, 3)
+    optimizer.step()
+    torch.testing.assert_close(
+        optimizer.state[model[0].weight]["preconditioner_past"], 0.6 * past + model[0].weight.grad
+    )
+    optimizer.param_groups[0]["precondition"] = "Spectral"
+    with pytest.raises(ValueError, match="precondition must be None, one of"):
+        trained(1, model, optimizer)
+
+
+@dataclass(frozen=True)
+class Twice(Diagonal):
+    """Keeps what the one before it keeps."""
+
+    before: object = Diagonal()
+
+
+def test_two_that_keep_the_same_are_refused_and_nothing_has_changed():
+    message = "'diagonal' and one before it both keep 'second_moment'"
+    with pytest.raises(ValueError, match=message):
+        trained(1, precondition=Twice())
+    model, optimizer = trained(3)
+    late = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [("late", late)], "precondition": Twice()})
+    assert len(optimizer.param_groups) == 1
+    assert late not in optimizer.state
+    trained(3, model, optimizer, first=3)
+    assert torch.equal(weights(model), weights(trained(6)[0]))
+
+
+def test_state_of_another_shape_is_refused_and_nothing_has_changed():
+    model, optimizer = trained(3, precondition="diagonal")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 7.0
+    saved["state"][1]["preconditioner_second_moment"] = torch.ones(1)
+    message = r"needs preconditioner_second_moment of shape \(6,\), and that in the .* has \(1,\)"
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    trained(3, model, optimizer, first=3)
+    assert torch.equal(weights(model), weights(trained(6, precondition="diagonal")[0]))
+
+
+def test_options_of_one_are_saved_with_its_name():
+    """Those that the optimizer has been given now count; from a name alone they cannot be had."""
+    own = Spectral(scale=1.0, before=Momentum(0.9))
+    _, optimizer = trained(2, precondition=own)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["precondition"].startswith("spectral: Spectral(scale=1.0, ")
+    same = Neumann(
+        network().named_parameters(), lr=0.1, precondition=Spectral(1.0, before=Momentum(0.9))
+    )
+    same.load_state_dict(saved)
+    assert same.param_groups[0]["precondition"] == own
+    other = Neumann(network().named_parameters(), lr=0.1, precondition=Spectral(scale=0.5))
+    with pytest.warns(UserWarning, match=r"group 0 was saved with .*scale=1.0.* goes on with"):
+        other.load_state_dict(saved)
+    assert other.param_groups[0]["precondition"].scale == 0.5
+    for given in ("spectral", "diagonal", None):
+        named = Neumann(network().named_parameters(), lr=0.1, precondition=given, **CLOCK)
+        with pytest.raises(ValueError, match="build it with that preconditioner"):
+            named.load_state_dict(saved)
