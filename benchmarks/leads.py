@@ -178,10 +178,10 @@ def main() -> None:
     parser.add_argument("--contest", type=Path, default=RESULTS)
     parser.add_argument("--results", type=Path, default=Path("results/leads.jsonl"))
     parser.add_argument("--commit", help="where git cannot tell")
+    parser.set_defaults(once=False)  # the contest's choice is that of both its searches
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, origin(arguments.commit))
     trainer = LeadTrainer(ledger, arguments)
-    arguments.once = False
     contest = Contest(Ledger(arguments.contest, {}), trainer, arguments)
     given = arguments.setting
     chosen = Setting(*given) if given else contest.chosen(OURS, arguments.batch)

@@ -105,7 +105,7 @@ def adopted(
     for index, (ours, theirs) in enumerate(zip(groups, saved, strict=True)):
         group, own, spelled = dict(theirs), ours["precondition"], theirs.get("precondition")
         result.append(group)
-        if spelled is None or (own is None and spelled in NAMED):
+        if spelled is None:
             continue
         name = spelled.partition(":")[0]
         same = own is not None and _spelled(own).partition(":")[0] == name
