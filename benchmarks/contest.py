@@ -47,7 +47,7 @@ ENTRANTS = {
     "schedule-free AdamW": Entrant(
         "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), "constant"
     ),
-    "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.1, 1.0)),
+    "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.5, 2.0)),
     "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
     "Neumann diagonal": Entrant(
         "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), ours=True

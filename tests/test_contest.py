@@ -14,7 +14,7 @@ from large_batch import Contest, Trainer
 MUON = Search("Muon", 8192, 12)
 
 
-def landscape(best_lr, slope=1.0, decay=1.0, momentum=0.6):
+def landscape(best_lr, slope=1.0, decay=2.0, momentum=0.6):
     """90 % at best_lr, that much less an octave away, and for what else is not best."""
 
     def score(key):
@@ -34,7 +34,7 @@ def test_the_search_widens_until_the_best_is_bracketed(octaves):
         asked.append(key.setting.lr)
         return landscape(best_lr)(key)
 
-    assert MUON.best(score) == Setting(best_lr, 1.0, 0.6)
+    assert MUON.best(score) == Setting(best_lr, 2.0, 0.6)
     assert min(asked) < best_lr < max(asked)
     assert {lr / best_lr for lr in asked} <= {2.0**k for k in range(-12, 12)}
 
@@ -87,7 +87,7 @@ def test_transfer_retunes_the_learning_rate_alone():
 @pytest.mark.parametrize(("slope", "octaves"), [(1.0, 2.0), (0.5, 4.0), (0.9, 2.0), (3.0, 0.0)])
 def test_the_width_is_that_of_the_hill(slope, octaves):
     """Within a point of the top are 2/slope octaves, of which the grid sees those in ratio √2."""
-    low, high = MUON.width(landscape(0.08, slope), Setting(0.04, 1.0, 0.6))
+    low, high = MUON.width(landscape(0.08, slope), Setting(0.04, 2.0, 0.6))
     assert math.log2(high / low) == octaves
     assert math.sqrt(low * high) == pytest.approx(0.08)
 
@@ -95,7 +95,7 @@ def test_the_width_is_that_of_the_hill(slope, octaves):
 def test_the_book_can_be_shared(tmp_path):
     path = tmp_path / "runs.jsonl"
     ours, theirs = Ledger(path, {"commit": "a"}), Ledger(path, {"commit": "b"})
-    key = MUON.key(0, 1.0, 0.6)
+    key = MUON.key(0, 2.0, 0.6)
     with pytest.raises(Missing):
         theirs.score(key)
     ours.add(key, {"accuracy": 80.0, "recalibrated": 91.0})
@@ -135,7 +135,7 @@ def test_processes_share_a_search_run_by_run(tmp_path):
     assert len({who for who, _ in trained}) == 2
     assert len(trained) == len({key for _, key in trained})
     found = MUON.best(Ledger(tmp_path / "runs.jsonl", {}).score)
-    assert found == Setting(best_lr, 1.0, 0.6)
+    assert found == Setting(best_lr, 2.0, 0.6)
 
 
 def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
@@ -174,5 +174,5 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     assert rows["Muon"]["range"]["octaves"] == 2.0
     assert rows["Muon"]["steps_to_target"] is None
     text = written({"resnet9": [found], "resnet18": [summary(ledger, tuning, "resnet18")]})
-    assert "| Muon | 0.04, 0.1, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
+    assert "| Muon | 0.04, 0.5, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
     assert "resnet18" not in text
