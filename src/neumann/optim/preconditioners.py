@@ -91,12 +91,9 @@ class Diagonal:
         torch._foreach_mul_(moments, self.decay)
         torch._foreach_addcmul_(moments, g, g, 1 - self.decay)
         # 1/√v̂ = √(1 − decayⁿ)/√v: the correction is a number for each tensor.
-        corrections = torch._foreach_pow(self.decay, seen)
-        torch._foreach_neg_(corrections)
-        torch._foreach_add_(corrections, 1.0)
-        torch._foreach_sqrt_(corrections)
+        corrections = (1 - self.decay ** torch.stack(seen)).sqrt()
         roots = torch._foreach_sqrt(moments)
-        torch._foreach_div_(roots, corrections)
+        torch._foreach_div_(roots, list(corrections.unbind()))
         torch._foreach_add_(roots, self.eps)
         directions = torch._foreach_div(g, roots)
         if self.scale != 1:

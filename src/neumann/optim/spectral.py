@@ -73,7 +73,8 @@ class Spectral:
         for batch in _batches(matrices):
             results = orthogonalised(_stacked([matrices[i] for i in batch]))
             for i, result in zip(batch, results.unbind(), strict=True):
-                found[i] = _laid_out(result[:, : matrices[i].shape[1]], gradients[i])
+                rows, columns = matrices[i].shape
+                found[i] = _laid_out(result[:rows, :columns], gradients[i])
         if found:
             scales = [self.scale * matrices[i].shape[1] ** 0.5 for i in found]
             torch._foreach_mul_(list(found.values()), scales)
@@ -89,24 +90,27 @@ def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
-    """Which lying matrices to take together: those of equal shape; on a GPU also narrower ones of
-    as many rows, filled up with columns of zeros, where that costs less than a batch of their own
-    and zeros are not the larger part.
+    """Which lying matrices to take together: those of equal shape; on a GPU also smaller ones,
+    filled up with rows and columns of zeros, where that costs less than a batch of their own. There
+    are never more zeros than numbers.
     """
     kinds: dict[tuple[int, int], list[int]] = {}
     for index, matrix in matrices.items():
         kinds.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
+    allowed = sum(rows * columns * len(chosen) for (rows, columns), chosen in kinds.items())
     found: list[list[int]] = []
-    before = widest = numbers = zeros = 0  # columns of numbers, and of zeros, of the last batch
+    height = width = 0  # of the last batch
     for (rows, columns), chosen in sorted(kinds.items(), reverse=True):
-        more = (widest - columns) * len(chosen)
-        cheap = OPERATIONS * rows * rows * more < _launching(matrices[chosen[0]])
-        if rows == before and cheap and zeros + more <= numbers + columns * len(chosen):
-            found[-1] += chosen
-            numbers, zeros = numbers + columns * len(chosen), zeros + more
-        else:
-            found.append(list(chosen))
-            before, widest, numbers, zeros = rows, columns, columns * len(chosen), 0
+        if found:
+            there, new, wider = len(found[-1]), len(chosen), max(width, columns)
+            zeros = height * (wider * (there + new) - width * there) - rows * columns * new
+            work = height**2 * (wider * (there + new) - width * there) - rows**2 * columns * new
+            if zeros <= allowed and OPERATIONS * work < _launching(matrices[chosen[0]]):
+                found[-1] += chosen
+                width, allowed = wider, allowed - zeros
+                continue
+        found.append(list(chosen))
+        height, width = rows, columns
     return found
 
 
@@ -116,13 +120,14 @@ def _launching(matrix: Tensor) -> float:
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """As one batch. Columns of zeros stay zeros and change nothing in the others."""
-    columns = max(matrix.shape[1] for matrix in matrices)
-    if all(matrix.shape[1] == columns for matrix in matrices):
+    """As one batch. Rows and columns of zeros stay zeros and change nothing in the others."""
+    shapes = [matrix.shape for matrix in matrices]
+    rows, columns = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+    if all(shape == (rows, columns) for shape in shapes):
         return torch.stack(list(matrices))
-    stack = matrices[0].new_zeros(len(matrices), matrices[0].shape[0], columns)
-    for place, matrix in zip(stack.unbind(), matrices, strict=True):
-        place[:, : matrix.shape[1]].copy_(matrix)
+    stack = matrices[0].new_zeros(len(matrices), rows, columns)
+    for place, matrix, shape in zip(stack.unbind(), matrices, shapes, strict=True):
+        place[: shape[0], : shape[1]].copy_(matrix)
     return stack
 
 
