@@ -9,6 +9,7 @@ best of ours or of the others, are tuned once more in as many steps, their momen
 """
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -245,14 +246,20 @@ class Tuning:
         return self.again(entrant, self.score) if self.contends(entrant) else self.first(entrant)
 
 
-def claimed(folder: Path | None, work: object) -> bool:
-    """Whether another process that shares the folder has taken this work; if not, it is ours."""
+@contextlib.contextmanager
+def claim(folder: Path | None, work: object) -> Iterator[bool]:
+    """Whether this work is ours for now: no other process that shares the folder is at it.
+
+    A claim ends with its process, so that nobody waits for one that died.
+    """
     if folder is None:
-        return False
+        yield True
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(repr(work).encode()).hexdigest()[:16]
-    try:
-        (folder / name).touch(exist_ok=False)
-    except FileExistsError:
-        return True
-    return False
+    with (folder / hashlib.sha256(repr(work).encode()).hexdigest()[:16]).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

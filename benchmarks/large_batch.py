@@ -23,8 +23,7 @@ of training still remember other weights. The accuracy with the latter is kept b
 
 Every run is a line in results/large-batch.jsonl. A run that is there is not repeated, and
 `--seconds` begins no run after so long, so that a contest can be held in many sittings. Several
-processes with the same command share the work if they are given the same `--share` folder, which is
-empty at first.
+processes with the same command share the work if they are given the same `--share` folder.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claimed
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claim
 from contest_table import summary, written
 from environment import origin
 
@@ -77,7 +76,7 @@ class Trainer:
         self.take(key)
         while key not in self._ledger.runs and time.monotonic() < self._end:
             time.sleep(0.2)  # another process is at it
-            self._ledger.refresh()
+            self.take(key)
         return self._ledger.score(key)
 
     def take(self, key: Key) -> None:
@@ -85,8 +84,10 @@ class Trainer:
         self._ledger.refresh()
         if key in self._ledger.runs or time.monotonic() >= self._end:
             return
-        if not claimed(self._arguments.share, key):
-            self._ledger.add(key, self._train(key))
+        with claim(self._arguments.share, key) as ours:
+            self._ledger.refresh()  # what another process has finished since
+            if ours and key not in self._ledger.runs:
+                self._ledger.add(key, self._train(key))
 
     def _train(self, key: Key) -> dict[str, Any]:
         config = self._config(key)
@@ -182,8 +183,9 @@ class Contest:
                 self._trainer.take(key)
         if stage in decided:
             for pair in self._pairs():
-                if not claimed(self._arguments.share, (stage, *pair)):
-                    decided[stage](*pair)
+                with claim(self._arguments.share, (stage, *pair)) as ours:
+                    if ours:
+                        decided[stage](*pair)
 
     def search(self, entrant: str, batch: int, model: str = "resnet9") -> Search:
         """Where an entrant's search stands in the ledger."""

@@ -2,16 +2,28 @@
 
 import argparse
 import math
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import contest
 import pytest
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claimed
+from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claim
 from contest_table import summary, written
 from large_batch import Contest, Trainer
 
 MUON = Search("Muon", 8192, 12)
+HOLDER = """
+import sys, time
+from contest import Key, Setting, claim
+from pathlib import Path
+with claim(Path(sys.argv[1]), eval(sys.argv[2])) as ours:
+    print(ours, flush=True)
+    time.sleep(60)
+"""
 
 
 def landscape(best_lr, slope=1.0, decay=2.0, momentum=0.6):
@@ -102,9 +114,40 @@ def test_the_book_can_be_shared(tmp_path):
     theirs.refresh()
     assert theirs.score(key) == Ledger(path, {}).score(key) == 91.0
     assert theirs.runs[key]["commit"] == "a"
-    assert not claimed(tmp_path / "share", ("search", "Muon", 8192))
-    assert claimed(tmp_path / "share", ("search", "Muon", 8192))
-    assert not claimed(tmp_path / "share", ("search", "Muon", 512))
+
+
+def test_what_is_claimed_is_ours_until_we_are_done(tmp_path):
+    def claimed(batch=8192):
+        return claim(tmp_path / "share", ("search", "Muon", batch))
+
+    with claimed() as ours, claimed() as theirs, claimed(512) as other:
+        assert (ours, theirs, other) == (True, False, True)
+    with claimed() as again, claim(None, "x") as alone, claim(None, "x") as alone_too:
+        assert (again, alone, alone_too) == (True, True, True)
+
+
+def test_nobody_waits_for_a_process_that_died(tmp_path):
+    """It had claimed a run; the others take it over."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), repr(MUON.key(0, 2.0, 0.6))],
+        stdout=subprocess.PIPE,
+        cwd=Path(contest.__file__).parent,
+    )
+    assert holder.stdout.readline() == b"True\n"
+    trained = []
+
+    class Stub(Trainer):
+        def _train(self, key):
+            trained.append(key)
+            return {"accuracy": 1.0, "recalibrated": None}
+
+    arguments = argparse.Namespace(seconds=60.0, share=tmp_path)
+    stub = Stub(Ledger(tmp_path / "runs.jsonl", {}), arguments)
+    stub.take(MUON.key(0, 2.0, 0.6))
+    assert not trained
+    holder.kill()
+    holder.communicate()
+    assert stub.score(MUON.key(0, 2.0, 0.6)) == 1.0
 
 
 def test_processes_share_a_search_run_by_run(tmp_path):
