@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners import Momentum, States
+from neumann.optim.preconditioners import Diagonal, Momentum, States
 from neumann.optim.spectral import Spectral, is_matrix, vector_state
 
 
@@ -26,6 +26,29 @@ def short_momentum() -> Spectral:
 def long_momentum() -> Spectral:
     """With a longer memory before it."""
     return Spectral(before=Momentum(0.8))
+
+
+def quick_vectors() -> Spectral:
+    """Biases and normalisation as fast as AdamW would take them at this learning rate."""
+    return Spectral(vectors=Diagonal(scale=1.0))
+
+
+@dataclass(frozen=True)
+class Polished(Spectral):
+    """UVᵀ to three digits: three iterations more, of the cubic kind, take values to 1."""
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        found = super().apply(gradients, states)
+        for i, direction in enumerate(found):
+            if is_matrix(direction):
+                matrix = direction.flatten(1)
+                size = self.scale * max(matrix.shape) ** 0.5
+                x = matrix / size if matrix.shape[0] <= matrix.shape[1] else matrix.mT / size
+                for _ in range(3):
+                    x = 1.5 * x - 0.5 * (x @ x.mT) @ x
+                x = x if matrix.shape[0] <= matrix.shape[1] else x.mT
+                found[i] = (x * size).reshape(direction.shape)
+        return found
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@
 
 ResNet-9 on CIFAR-10, scored on the 5,000 held-out training images with the setting that the
 contest chose for the batch size (`large_batch`, whose book tells it) and the length of its
-searches; where a lead changes the momentum μ, lr/(1 − μ) and lr·decay stay. Every run is a line in
-results/leads.jsonl; one that is there is not repeated.
+searches; where a lead changes the momentum μ, lr/(1 − μ) and lr·decay stay; where it changes lr,
+lr·decay does. Every run is a line in results/leads.jsonl; one that is there is not repeated.
 """
 
 import argparse
@@ -38,6 +38,7 @@ class Lead:
 
     options: dict[str, Any] = field(default_factory=dict)
     momentum: float | None = None
+    lr: float | None = None
     average: bool = False  # score the average v of the weights, not w − μm
     drift: float | None = None  # ρ of the scale-free repulsion
 
@@ -64,12 +65,15 @@ LEADS = {
     "first layer diagonal": preconditioner("FirstDiagonal"),
     "classifier diagonal": preconditioner("ClassifierDiagonal"),
     "rows made equal": preconditioner("EqualRows"),
+    "UVᵀ to three digits": preconditioner("Polished"),
+    "vectors five times as fast": preconditioner("quick_vectors"),
     "GGᵀ accumulated, 0.5": preconditioner("briefly_accumulated"),
     "GGᵀ accumulated, 0.9": preconditioner("Accumulated"),
     "Adam in the basis of GGᵀ": preconditioner("Rotated"),
     "μ = 0": Lead(momentum=0.0),
     "μ = 0.4": Lead(momentum=0.4),
     "μ = 0.8": Lead(momentum=0.8),
+    "η = 1.45/λ_max of PH": Lead(lr=0.002),  # `preconditioned_spectrum`
     "warm-up of an epoch": Lead({"warmup_epochs": 1}),
     "resets after 4, 12 epochs": Lead({"reset_steps": None, "reset_epochs": 4}),
     "the paper's forces": Lead({"cubic": 1e-7, "repulsive": 1e-5}),
@@ -132,10 +136,11 @@ def at_the_average(training: Training) -> tuple[float, float | None]:
 
 
 def setting_of(lead: Lead, chosen: Setting) -> Setting:
-    if lead.momentum is None:
+    if lead.momentum is None and lead.lr is None:
         return chosen
-    lr = chosen.lr * (1 - lead.momentum) / (1 - chosen.momentum)
-    return Setting(lr, chosen.decay * chosen.lr / lr, lead.momentum)  # the same lr·decay
+    momentum = chosen.momentum if lead.momentum is None else lead.momentum
+    lr = lead.lr or chosen.lr * (1 - momentum) / (1 - chosen.momentum)
+    return Setting(lr, chosen.decay * chosen.lr / lr, momentum)  # the same lr·decay
 
 
 def table(ledger: Ledger, keys: dict[str, list[Key]]) -> str:
