@@ -39,6 +39,8 @@ class Entrant:
         return float(self.lr * 2.0 ** (point / OCTAVE))
 
 
+# Decays are decoupled and act once a step, whatever the momentum; a step of Neumann is lr/(1 − μ)
+# long and one of Muon lr. So the spectral form's are those of Muon over 1 − 0.6.
 ENTRANTS = {
     "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3)),
     "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3)),
@@ -54,7 +56,7 @@ ENTRANTS = {
         "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), ours=True
     ),
     "Neumann spectral": Entrant(
-        "neumann:precondition=spectral,momentum={momentum}", 0.03, (0.5, 2.0), ours=True
+        "neumann:precondition=spectral,momentum={momentum}", 0.03, (1.25, 5.0), ours=True
     ),
 }
 
