@@ -3,9 +3,9 @@
 Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
 momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
 until it has a worse one on either side. Searches are shorter than the runs that are tested, and
-learning rate and decay depend on the length. So the contenders, those within half a point of the
-best of ours or of the others, are tuned once more in as many steps, their momentum kept. Scores are
-% of images classified right; a run that diverged has 0.
+learning rate and decay depend on the length. So the contenders at large batches, those within half
+a point of the best of ours or of the others, are tuned once more in as many steps, their momentum
+kept. Scores are % of images classified right; a run that diverged has 0.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from typing import Any
 MOMENTA = (0.6, 0.9)
 CONTENDING = 0.5  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
+FIRST = 8192  # the batch size that is searched first
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Entrant:
     opt: str  # an arm of the lab, with {momentum}
     lr: float
     decays: tuple[float, ...]
+    shift: int = 0  # octaves from lr to where the search at FIRST has led: where the others begin
     sched: str = "linear"
     ours: bool = False
 
@@ -42,18 +44,18 @@ class Entrant:
 # Decays are decoupled and act once a step, whatever the momentum; a step of Neumann is lr/(1 − μ)
 # long and one of Muon lr. So the spectral form's are those of Muon over 1 − 0.6.
 ENTRANTS = {
-    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3)),
-    "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3)),
-    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.02, (0.01, 0.1)),
-    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
-    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5)),
+    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3), -2),
+    "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3), 2),
+    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.02, (0.01, 0.1), 1),
+    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -2),
+    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -3),
     "schedule-free AdamW": Entrant(
-        "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), "constant"
+        "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -2, "constant"
     ),
     "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.5, 2.0)),
-    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), ours=True),
+    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), -2, ours=True),
     "Neumann diagonal": Entrant(
-        "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), ours=True
+        "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), -4, ours=True
     ),
     "Neumann spectral": Entrant(
         "neumann:precondition=spectral,momentum={momentum}", 0.03, (1.25, 5.0), ours=True
@@ -172,8 +174,10 @@ class Search:
     def _beginning(
         self, decays: Iterable[float] | None, momenta: Iterable[float]
     ) -> list[tuple[int, float, float]]:
-        tried = tuple(decays or ENTRANTS[self.entrant].decays), tuple(momenta)
-        return list(itertools.product((0, -OCTAVE, OCTAVE), *tried))
+        entrant = ENTRANTS[self.entrant]
+        middle = 0 if self.batch == FIRST else OCTAVE * entrant.shift
+        tried = tuple(decays or entrant.decays), tuple(momenta)
+        return list(itertools.product((middle, middle - OCTAVE, middle + OCTAVE), *tried))
 
     def transferred(self, score: Score, setting: Setting) -> Setting:
         """For another model: nothing tuned but the learning rate."""

@@ -94,6 +94,30 @@ def _difference(row: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any] | N
     return asdict(paired_difference(ours, theirs)) if ours else None
 
 
+def everything_tested(ledger: Ledger) -> str:
+    """Every setting that has met the test set, chosen or not: an open contest changes its mind."""
+    places = {
+        (key.model, key.batch, key.entrant, key.setting): key
+        for key in ledger.runs
+        if key.stage == "final"
+    }
+    lines = [
+        "| model | batch | optimizer | lr, decay, momentum | tested, % | n "
+        "| training's statistics |",
+        "|---|--:|---|---|--:|--:|--:|",
+    ]
+    for model, batch, entrant, setting in sorted(places, key=str):
+        runs = ledger.finals(model, batch, entrant, setting)
+        interval = asdict(mean_interval([_score(run) for run in runs.values()]))
+        own = f"{setting.lr:.3g}, {setting.decay:g}, {setting.momentum:g}"
+        running = _cell(_mean([run["accuracy"] for run in runs.values()]), "{:.2f}")
+        lines.append(
+            f"| {model} | {batch} | {entrant} | {own} | {_mean_and_half(interval)} "
+            f"| {len(runs)} | {running} |"
+        )
+    return "\n".join(lines)
+
+
 def written(found: dict[str, list[dict[str, Any]]]) -> str:
     """As Markdown."""
     return "\n\n".join(_table(part) for parts in found.values() for part in parts if part["rows"])
@@ -109,12 +133,11 @@ def _table(part: dict[str, Any]) -> str:
     ]
     for row in sorted(part["rows"], key=_rank, reverse=True):
         setting, interval, d = row["setting"], row["interval"], row["difference"]
-        half = None if interval["high"] is None else interval["high"] - interval["mean"]
         cells = [
             row["entrant"],
             f"{setting['lr']:.3g}, {setting['decay']:g}, {setting['momentum']:g}",
             f"{row['held_out']:.2f}",
-            _cell(interval["mean"], "{:.2f}") + _cell(half, " ± {:.2f}"),
+            _mean_and_half(interval),
             str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
             ""
             if d is None or d["low"] is None
@@ -130,6 +153,11 @@ def _table(part: dict[str, Any]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _mean_and_half(interval: dict[str, Any]) -> str:
+    half = None if interval["high"] is None else interval["high"] - interval["mean"]
+    return _cell(interval["mean"], "{:.2f}") + _cell(half, " ± {:.2f}")
 
 
 def _rank(row: dict[str, Any]) -> float:

@@ -7,14 +7,16 @@
     python benchmarks/large_batch.py transfer --batch 8192 --entrants Muon "Neumann spectral"
     python benchmarks/large_batch.py time
     python benchmarks/large_batch.py table
+    python benchmarks/large_batch.py tested
 
 search tunes every optimizer by the same rules (see `contest`) on the 5,000 training images that the
 lab holds out, in runs of 12 epochs; at batch 16384 of 24, for 24 steps are another problem than 48.
-retune tunes the contenders in as many steps as are tested, when all searches are over. final
-retrains the winner of each on all 50,000 for 24 epochs and tests it, over paired seeds. range
-finds the learning rates within a point of the best, in ratio √2, and transfer takes the settings to
-ResNet-18, with nothing retuned but the learning rate. time trains the winners for 4 epochs, for the
-seconds of a run; it wants the machine for itself.
+retune tunes the contenders at batch 8192 and above, where steps are few, in as many as are tested,
+when all searches are over. final retrains the winner of each on all 50,000 for 24 epochs and tests
+it, over paired seeds. range finds the learning rates within a point of the best, in ratio √2, and
+transfer takes the settings to ResNet-18, with nothing retuned but the learning rate. time trains
+the winners for 4 epochs, for the seconds of a run; it wants the machine for itself. table compares
+the winners; tested lists every setting that has met the test set, chosen or not.
 
 Linear decay after a ramp over the first sixth (schedule-free: constant after the ramp). No
 test-time augmentation, no choice of the best epoch: the weights after the last step count.
@@ -36,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claim
-from contest_table import summary, written
+from contest import ENTRANTS, FIRST, Key, Ledger, Missing, Search, Setting, Tuning, claim
+from contest_table import everything_tested, summary, written
 from environment import origin
 
 from neumann.lab.config import TrainConfig
@@ -203,7 +205,7 @@ class Contest:
     def tuning(self, batch: int) -> Tuning:
         """What the searches at a batch size have come to."""
         short = self._arguments.epochs or search_epochs(batch)
-        once = self._arguments.once or self._arguments.epochs
+        once = self._arguments.once or self._arguments.epochs or batch < FIRST
         return Tuning(self._ledger.score, batch, short, short if once else full_epochs(batch))
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
@@ -283,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = ["search", "retune", "final", "range", "transfer", "time", "table"]
+    stages = ["search", "retune", "final", "range", "transfer", "time", "table", "tested"]
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
@@ -303,6 +305,9 @@ def main() -> None:
     about = {**origin(arguments.commit), "autotune": arguments.autotune}
     ledger = Ledger(arguments.results, about)
     contest = Contest(ledger, Trainer(ledger, arguments), arguments)
+    if arguments.stage == "tested":
+        print(everything_tested(ledger))
+        return
     if arguments.stage != "table":
         try:
             contest.run(arguments.stage)

@@ -12,7 +12,7 @@ from pathlib import Path
 import contest
 import pytest
 from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claim
-from contest_table import summary, written
+from contest_table import everything_tested, summary, written
 from large_batch import Contest, Trainer
 
 MUON = Search("Muon", 8192, 12)
@@ -49,6 +49,20 @@ def test_the_search_widens_until_the_best_is_bracketed(octaves):
     assert MUON.best(score) == Setting(best_lr, 2.0, 0.6)
     assert min(asked) < best_lr < max(asked)
     assert {lr / best_lr for lr in asked} <= {2.0**k for k in range(-12, 12)}
+
+
+def test_other_batches_begin_where_the_first_has_led():
+    adam = ENTRANTS["AdamW"]
+    for batch, middle in ((8192, adam.lr), (512, adam.lr * 2.0**adam.shift)):
+        begun = {key.setting.lr for key in Search("AdamW", batch, 12).beginning()}
+        assert begun == {middle / 2, middle, middle * 2}
+
+
+@pytest.mark.parametrize(("batch", "full"), [(512, 12), (2048, 12), (8192, 29), (16384, 36)])
+def test_full_length_is_for_large_batches(batch, full, tmp_path):
+    arguments = argparse.Namespace(epochs=None, once=False)
+    tuning = Contest(Ledger(tmp_path / "runs.jsonl", {}), None, arguments).tuning(batch)
+    assert tuning.full == full
 
 
 def test_contenders_are_tuned_again_at_full_length():
@@ -184,11 +198,11 @@ def test_processes_share_a_search_run_by_run(tmp_path):
 def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     """LAMB is better when tested, but Muon was picked; of the seeds only common ones are paired."""
     ledger = Ledger(tmp_path / "runs.jsonl", {})
-    tested = {"Muon": [90.0, 92.0], "LAMB": [95.0, 95.5], "Neumann spectral": [90.5, 92.7, 10.0]}
+    scored = {"Muon": [90.0, 92.0], "LAMB": [95.0, 95.5], "Neumann spectral": [90.5, 92.7, 10.0]}
     tops = {"Muon": 0.0, "LAMB": -3.0, "Neumann spectral": -5.0}
 
     tuning = Tuning(ledger.score, 8192, 12, 12)
-    for name, scores in tested.items():
+    for name, scores in scored.items():
         entrant = ENTRANTS[name]
 
         def score(key, name=name, entrant=entrant):
@@ -208,7 +222,7 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     found = summary(ledger, tuning)
     assert found["best_peer"] == "Muon"
     rows = {row["entrant"]: row for row in found["rows"]}
-    assert set(rows) == set(tested)
+    assert set(rows) == set(scored)
     difference = rows["Neumann spectral"]["difference"]
     assert difference["mean"] == pytest.approx(0.6)
     assert difference["n"] == 2
@@ -219,3 +233,17 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     text = written({"resnet9": [found], "resnet18": [summary(ledger, tuning, "resnet18")]})
     assert "| Muon | 0.04, 0.5, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
     assert "resnet18" not in text
+
+
+def test_every_setting_that_was_tested_is_listed(tmp_path):
+    """Also what a later search would not choose."""
+    ledger = Ledger(tmp_path / "runs.jsonl", {})
+    for lr, scores in ((0.04, [90.0, 92.0]), (0.3, [80.0])):
+        for seed, value in enumerate(scores):
+            key = Key("final", "resnet9", 8192, 24, "Muon", Setting(lr, 0.7, 0.6), seed)
+            ledger.add(key, {"accuracy": 50.0, "recalibrated": value})
+    ledger.add(MUON.key(0, 2.0, 0.6), {"accuracy": 50.0, "recalibrated": 99.0})
+    assert everything_tested(ledger).splitlines()[2:] == [
+        "| resnet9 | 8192 | Muon | 0.04, 0.7, 0.6 | 91.00 ± 12.71 | 2 | 50.00 |",
+        "| resnet9 | 8192 | Muon | 0.3, 0.7, 0.6 | 80.00 | 1 | 50.00 |",
+    ]
