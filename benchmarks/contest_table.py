@@ -96,23 +96,20 @@ def _difference(row: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any] | N
 
 def everything_tested(ledger: Ledger) -> str:
     """Every setting that has met the test set, chosen or not: an open contest changes its mind."""
-    places = {
-        (key.model, key.batch, key.entrant, key.setting): key
-        for key in ledger.runs
-        if key.stage == "final"
-    }
+    places = {replace(key, seed=0) for key in ledger.runs if key.stage == "final"}
     lines = [
         "| model | batch | optimizer | lr, decay, momentum | tested, % | n "
         "| training's statistics |",
         "|---|--:|---|---|--:|--:|--:|",
     ]
-    for model, batch, entrant, setting in sorted(places, key=str):
-        runs = ledger.finals(model, batch, entrant, setting)
+    for key in sorted(places, key=lambda key: (key.model, key.batch, key.entrant, str(key))):
+        setting = key.setting
+        runs = ledger.finals(key.model, key.batch, key.entrant, setting)
         interval = asdict(mean_interval([_score(run) for run in runs.values()]))
         own = f"{setting.lr:.3g}, {setting.decay:g}, {setting.momentum:g}"
         running = _cell(_mean([run["accuracy"] for run in runs.values()]), "{:.2f}")
         lines.append(
-            f"| {model} | {batch} | {entrant} | {own} | {_mean_and_half(interval)} "
+            f"| {key.model} | {key.batch} | {key.entrant} | {own} | {_mean_and_half(interval)} "
             f"| {len(runs)} | {running} |"
         )
     return "\n".join(lines)

@@ -9,7 +9,7 @@ Newton–Schulz iteration, which is matrix products alone,
 with the coefficients of Jordan and others (2024), which take singular values from far below 1 to
 between 0.7 and 1.2 in five iterations, on CUDA in bfloat16, elsewhere in float32. A matrix with
 more rows than columns is taken as its transpose; matrices of equal shape are taken together, and on
-CUDA narrower ones with them, filled up with zeros.
+CUDA smaller ones with them, filled up with zeros.
 
 An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
 direction of every tensor has the same root mean square, and what is no matrix (biases,
