@@ -195,6 +195,52 @@ def test_processes_share_a_search_run_by_run(tmp_path):
     assert found == Setting(best_lr, 2.0, 0.6)
 
 
+def test_the_whole_contest(tmp_path):
+    """All stages in turn: nothing is missing in the table, and nothing is trained twice."""
+    trained = []
+
+    class Stub(Trainer):
+        def _train(self, key):
+            trained.append(key)
+            entrant = ENTRANTS[key.entrant]
+            factor = 2.0 if key.model == "resnet18" else 1.0
+            found = landscape(entrant.lr * factor, decay=entrant.decays[1])(key) + key.seed / 10
+            return {"accuracy": 1.0, "recalibrated": found, "seconds": 2.0, "steps_to_target": 9}
+
+    arguments = argparse.Namespace(
+        batch=[8192],
+        entrants=["Muon", "Neumann spectral"],
+        epochs=None,
+        once=False,
+        seconds=60.0,
+        share=None,
+        first_seed=0,
+        seeds=3,
+    )
+    ledger = Ledger(tmp_path / "runs.jsonl", {})
+    contest = Contest(ledger, Stub(ledger, arguments), arguments)
+    for stage in ("search", "retune", "final", "range", "transfer", "time"):
+        before = len(trained)
+        contest.run(stage)
+        assert len(trained) > before
+    assert len(trained) == len(set(trained))
+    here = summary(ledger, contest.tuning(8192))
+    there = summary(ledger, contest.tuning(8192), "resnet18")
+    for part, factor in ((here, 1.0), (there, 2.0)):
+        assert part["best_peer"] == "Muon"
+        for row in part["rows"]:
+            entrant = ENTRANTS[row["entrant"]]
+            assert row["setting"] == {
+                "lr": entrant.lr * factor,
+                "decay": entrant.decays[1],
+                "momentum": 0.6,
+            }
+            assert row["interval"]["n"] == 3
+    assert all(row["range"]["octaves"] == 2.0 for row in here["rows"])
+    assert all(row["seconds"] == 12.0 for row in here["rows"])
+    assert here["rows"][0]["held_out_epochs"] == 29
+
+
 def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     """LAMB is better when tested, but Muon was picked; of the seeds only common ones are paired."""
     ledger = Ledger(tmp_path / "runs.jsonl", {})
