@@ -9,7 +9,8 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Any
 
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Tuning
+from contest import ENTRANTS, Search, Tuning
+from ledger import Key, Ledger, Missing
 
 from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
 

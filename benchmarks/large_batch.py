@@ -38,9 +38,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ENTRANTS, FIRST, Key, Ledger, Missing, Search, Setting, Tuning, claim
+from contest import ENTRANTS, FIRST, Search, Tuning
 from contest_table import everything_tested, summary, written
 from environment import origin
+from ledger import Key, Ledger, Missing, Setting, claim
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
@@ -63,6 +64,16 @@ def search_epochs(batch: int) -> int:
 def full_epochs(batch: int) -> int:
     """Of the 45,000 images that are not held out, for as many steps as of 50,000."""
     return round(EPOCHS * (50_000 // batch) / (45_000 // batch))
+
+
+def add_training_arguments(parser: argparse.ArgumentParser, results: Path) -> None:
+    """What a Trainer and its ledger are told on the command line."""
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after")
+    parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
+    parser.add_argument("--results", type=Path, default=results)
+    parser.add_argument("--commit", help="where git cannot tell")
 
 
 class Trainer:
@@ -291,15 +302,10 @@ def main() -> None:
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="of each winner")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--once", action="store_true", help="choose by the first search alone")
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
     parser.add_argument("--autotune", action="store_true", help="let cuDNN time its algorithms")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="where git cannot tell")
+    add_training_arguments(parser, RESULTS)
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = arguments.autotune
     about = {**origin(arguments.commit), "autotune": arguments.autotune}

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import Key, Ledger, Setting
 from environment import origin
-from large_batch import RESULTS, Contest, Trainer
+from large_batch import RESULTS, Contest, Trainer, add_training_arguments
+from ledger import Key, Ledger, Setting
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.optimizers import Arm
@@ -172,17 +172,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=list(LEADS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--model", default="resnet9")
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--setting", type=float, nargs=3, help="lr, decay and momentum instead")
     parser.add_argument("--contest", type=Path, default=RESULTS)
-    parser.add_argument("--results", type=Path, default=Path("results/leads.jsonl"))
-    parser.add_argument("--commit", help="where git cannot tell")
+    add_training_arguments(parser, Path("results/leads.jsonl"))
     parser.set_defaults(once=False)  # the contest's choice is that of both its searches
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, origin(arguments.commit))

@@ -13,13 +13,12 @@ repeated.
 
 import argparse
 import dataclasses
-import math
 import statistics
 from pathlib import Path
 
-from contest import Key, Ledger, Setting
 from environment import origin
-from large_batch import Trainer, search_epochs
+from large_batch import Trainer, add_training_arguments, search_epochs
+from ledger import Key, Ledger, Missing, Setting
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.optimizers import Arm
@@ -66,17 +65,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--share", type=Path, help="a folder that processes divide the work in")
-    parser.add_argument("--results", type=Path, default=Path("results/muon-fallback.jsonl"))
-    parser.add_argument("--commit", help="where git cannot tell")
-    parser.add_argument("--table", action="store_true", help="print what there is")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    add_training_arguments(parser, Path("results/muon-fallback.jsonl"))
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, origin(arguments.commit))
     if arguments.table:
-        print(table(ledger))
+        try:
+            print(table(ledger))
+        except Missing:
+            raise SystemExit(f"not all runs are in {arguments.results} yet") from None
         return
     trainer = MuonTrainer(ledger, arguments)
     for batch, setting in PLACES:

@@ -4,21 +4,21 @@ import argparse
 import math
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import contest
+import ledger as ledger_module
 import pytest
-from contest import ENTRANTS, Key, Ledger, Missing, Search, Setting, Tuning, claim
+from contest import ENTRANTS, Search, Tuning
 from contest_table import everything_tested, summary, written
 from large_batch import Contest, Trainer
+from ledger import Key, Ledger, Missing, Setting, claim
 
 MUON = Search("Muon", 8192, 12)
 HOLDER = """
 import sys, time
-from contest import Key, Setting, claim
+from ledger import Key, Setting, claim
 from pathlib import Path
 with claim(Path(sys.argv[1]), eval(sys.argv[2])) as ours:
     print(ours, flush=True)
@@ -35,6 +35,24 @@ def landscape(best_lr, slope=1.0, decay=2.0, momentum=0.6):
         return 90 - slope * octaves - wrong
 
     return score
+
+
+class Scored(Trainer):
+    """Trains nothing: the result is a function of the key."""
+
+    def __init__(self, ledger, arguments, result):
+        super().__init__(ledger, arguments)
+        self._result, self.trained = result, []
+
+    def _train(self, key):
+        self.trained.append(key)
+        return self._result(key)
+
+
+def arguments_for(entrants, share):
+    """What the command line would give for batch 8192."""
+    given = {"batch": [8192], "entrants": entrants, "share": share, "seconds": 60.0}
+    return argparse.Namespace(**given, epochs=None, once=False, first_seed=0, seeds=3)
 
 
 @pytest.mark.parametrize("octaves", [-5, -1, 0, 1, 4])
@@ -60,8 +78,8 @@ def test_other_batches_begin_where_the_first_has_led():
 
 @pytest.mark.parametrize(("batch", "full"), [(512, 12), (2048, 12), (8192, 29), (16384, 36)])
 def test_full_length_is_for_large_batches(batch, full, tmp_path):
-    arguments = argparse.Namespace(epochs=None, once=False)
-    tuning = Contest(Ledger(tmp_path / "runs.jsonl", {}), None, arguments).tuning(batch)
+    ledger, arguments = Ledger(tmp_path / "runs.jsonl", {}), arguments_for(["Muon"], None)
+    tuning = Contest(ledger, None, arguments).tuning(batch)
     assert tuning.full == full
 
 
@@ -145,80 +163,59 @@ def test_nobody_waits_for_a_process_that_died(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path), repr(MUON.key(0, 2.0, 0.6))],
         stdout=subprocess.PIPE,
-        cwd=Path(contest.__file__).parent,
+        cwd=Path(ledger_module.__file__).parent,
     )
     assert holder.stdout.readline() == b"True\n"
-    trained = []
-
-    class Stub(Trainer):
-        def _train(self, key):
-            trained.append(key)
-            return {"accuracy": 1.0, "recalibrated": None}
-
-    arguments = argparse.Namespace(seconds=60.0, share=tmp_path)
-    stub = Stub(Ledger(tmp_path / "runs.jsonl", {}), arguments)
-    stub.take(MUON.key(0, 2.0, 0.6))
-    assert not trained
+    trainer = Scored(
+        Ledger(tmp_path / "runs.jsonl", {}),
+        arguments_for(["Muon"], tmp_path),
+        lambda key: {"accuracy": 1.0, "recalibrated": None},
+    )
+    trainer.take(MUON.key(0, 2.0, 0.6))
+    assert not trainer.trained
     holder.kill()
     holder.communicate()
-    assert stub.score(MUON.key(0, 2.0, 0.6)) == 1.0
+    assert trainer.score(MUON.key(0, 2.0, 0.6)) == 1.0
 
 
 def test_processes_share_a_search_run_by_run(tmp_path):
     """Two at once: every run is trained once, the search gets to its end, and both took part."""
-    best_lr, trained = ENTRANTS["Muon"].lr * 8, []
+    best_lr = ENTRANTS["Muon"].lr * 8
+    arguments = arguments_for(["Muon", "LAMB"], tmp_path / "share")
 
-    class Stub(Trainer):
-        def _train(self, key):
-            trained.append((threading.get_ident(), key))
-            time.sleep(0.01)
-            return {"accuracy": landscape(best_lr)(key), "recalibrated": None}
+    def result(key):
+        time.sleep(0.01)
+        return {"accuracy": landscape(best_lr)(key), "recalibrated": None}
 
     def take_part():
         ledger = Ledger(tmp_path / "runs.jsonl", {})
-        Contest(ledger, Stub(ledger, arguments), arguments).run("search")
+        trainer = Scored(ledger, arguments, result)
+        Contest(ledger, trainer, arguments).run("search")
+        return trainer.trained
 
-    arguments = argparse.Namespace(
-        batch=[8192],
-        entrants=["Muon", "LAMB"],
-        epochs=None,
-        once=False,
-        seconds=60.0,
-        share=tmp_path / "share",
-    )
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(take_part) for _ in range(2)]:
-            done.result()
-    assert len({who for who, _ in trained}) == 2
-    assert len(trained) == len({key for _, key in trained})
+        ours, theirs = (done.result() for done in [pool.submit(take_part) for _ in range(2)])
+    assert ours
+    assert theirs
+    assert len(ours + theirs) == len({*ours, *theirs})
     found = MUON.best(Ledger(tmp_path / "runs.jsonl", {}).score)
     assert found == Setting(best_lr, 2.0, 0.6)
 
 
 def test_the_whole_contest(tmp_path):
     """All stages in turn: nothing is missing in the table, and nothing is trained twice."""
-    trained = []
 
-    class Stub(Trainer):
-        def _train(self, key):
-            trained.append(key)
-            entrant = ENTRANTS[key.entrant]
-            factor = 2.0 if key.model == "resnet18" else 1.0
-            found = landscape(entrant.lr * factor, decay=entrant.decays[1])(key) + key.seed / 10
-            return {"accuracy": 1.0, "recalibrated": found, "seconds": 2.0, "steps_to_target": 9}
+    def result(key):
+        entrant = ENTRANTS[key.entrant]
+        factor = 2.0 if key.model == "resnet18" else 1.0
+        found = landscape(entrant.lr * factor, decay=entrant.decays[1])(key) + key.seed / 10
+        return {"accuracy": 1.0, "recalibrated": found, "seconds": 2.0, "steps_to_target": 9}
 
-    arguments = argparse.Namespace(
-        batch=[8192],
-        entrants=["Muon", "Neumann spectral"],
-        epochs=None,
-        once=False,
-        seconds=60.0,
-        share=None,
-        first_seed=0,
-        seeds=3,
-    )
+    arguments = arguments_for(["Muon", "Neumann spectral"], None)
     ledger = Ledger(tmp_path / "runs.jsonl", {})
-    contest = Contest(ledger, Stub(ledger, arguments), arguments)
+    trainer = Scored(ledger, arguments, result)
+    contest = Contest(ledger, trainer, arguments)
+    trained = trainer.trained
     for stage in ("search", "retune", "final", "range", "transfer", "time"):
         before = len(trained)
         contest.run(stage)
