@@ -23,7 +23,7 @@ from environment import environment  # noqa: E402
 from test_oracle import RUNS  # noqa: E402
 
 from neumann.optim import execution  # noqa: E402
-from runs import IMPLEMENTATIONS, Run, deviation, finished, finished_oracle  # noqa: E402
+from oracle_runs import IMPLEMENTATIONS, Run, deviation, finished, finished_oracle  # noqa: E402
 
 SMALL = {
     "small": Run([{"sizes": (1, 16, 35), "lr": 0.1}], options={"cubic": 0.05, "repulsive": 0.05})

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 from neumann.optim.kernels import cuda
 from neumann.optim.phases import Timetable
 from oracle import Oracle
-from runs import Run, initial, relative_error
+from oracle_runs import Run, initial, relative_error
 
 
 def _lighten_the_interpreter() -> None:

@@ -10,10 +10,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.optim import lr_scheduler
 
-import runs
+import oracle_runs
 from neumann import Neumann
 from neumann.optim import schedules, traced_update
-from runs import FUSED, Run, deviation, finished_oracle, optimizer_of
+from oracle_runs import FUSED, Run, deviation, finished_oracle, optimizer_of
 
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
 CLOCK = {"warmup_steps": 3, "reset_steps": 4}
@@ -384,7 +384,7 @@ def test_the_noise_is_uniform_and_differs():
 @pytest.mark.parametrize("implementation", ["foreach", *FUSED])
 def test_eager_and_compiled_steps_take_turns(implementation):
     """Whatever a kernel had pending counts; nobody takes the graph's writes for somebody else's."""
-    ours = make(**runs.IMPLEMENTATIONS[implementation] | {"fused": implementation in FUSED})
+    ours = make(**oracle_runs.IMPLEMENTATIONS[implementation] | {"fused": implementation in FUSED})
     reference = make()
     compiled = Compiled(ours.step)
     start = 0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from neumann import Neumann
-from runs import IMPLEMENTATIONS
+from oracle_runs import IMPLEMENTATIONS
 
 CLOCK = {"warmup_steps": 3, "reset_steps": 4}
 STRONG = {"cubic": 0.05, "repulsive": 0.05}

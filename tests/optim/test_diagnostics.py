@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runs import Run, advance, advance_oracle, optimizer_of, oracle_of
+from oracle_runs import Run, advance, advance_oracle, optimizer_of, oracle_of
 
 
 def test_against_the_oracle():

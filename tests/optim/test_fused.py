@@ -13,7 +13,7 @@ from neumann import Neumann
 from neumann.optim import execution
 from neumann.optim.execution import Implementation
 from neumann.optim.kernels import cpu
-from runs import FUSED, IMPLEMENTATIONS, Run, deviation, finished, finished_oracle
+from oracle_runs import FUSED, IMPLEMENTATIONS, Run, deviation, finished, finished_oracle
 
 needs_numba = pytest.mark.skipif("numba" not in FUSED, reason="numba is not installed")
 

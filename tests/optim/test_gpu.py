@@ -9,8 +9,8 @@ from torch import nn
 from neumann import Neumann
 from neumann.optim.execution import Implementation
 from neumann.optim.spectral import Spectral
+from oracle_runs import Run, advance, deviation, finished, finished_oracle, optimizer_of
 from preconditioned import memory
-from runs import Run, advance, deviation, finished, finished_oracle, optimizer_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs import IMPLEMENTATIONS as ALL
-from runs import SIZES, Run, deviation, finished, finished_oracle
+from oracle_runs import IMPLEMENTATIONS as ALL
+from oracle_runs import SIZES, Run, deviation, finished, finished_oracle
 
 # The Triton kernel, which CI interprets, is held to the oracle in its own test, at smaller sizes.
 IMPLEMENTATIONS = {name: options for name, options in ALL.items() if name != "triton"}

@@ -3,8 +3,8 @@
 import pytest
 
 from neumann import Neumann
+from oracle_runs import IMPLEMENTATIONS
 from parts import PARTS
-from runs import IMPLEMENTATIONS
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from neumann import Neumann
 from neumann.optim import execution
-from runs import IMPLEMENTATIONS
+from oracle_runs import IMPLEMENTATIONS
 
 STEPS = 20
 BATCH = 16

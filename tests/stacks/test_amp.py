@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from neumann import Neumann
+from oracle_runs import IMPLEMENTATIONS
 from problem import (
     OPTIONS,
     STEPS,
@@ -16,7 +17,6 @@ from problem import (
     outcome,
 )
 from problem import trained as trained_alone
-from runs import IMPLEMENTATIONS
 
 # Of the attempts: in the warm-up, where the first reset was due, where the second was, in between.
 OVERFLOWS = (1, 4, 9, 14)

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor
 
 from neumann import Neumann
+from oracle_runs import IMPLEMENTATIONS
 from problem import (
     OPTIONS,
     STEPS,
@@ -26,7 +27,6 @@ from problem import (
     train,
 )
 from problem import trained as trained_alone
-from runs import IMPLEMENTATIONS
 from sharding import FLAT, HYBRID, counted_reductions, needs_fsdp, own_share, sharded
 
 pytestmark = needs_fsdp

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from neumann.optim.kernels import cuda
 from neumann.optim.phases import Timetable
-from runs import Run, finished_oracle
+from oracle_runs import Run, finished_oracle
 from stepping import STRONG, Stepping, device, group_of, same, scalar, shared_of
 
 TWO = [

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from neumann.optim.kernels import cuda, cuda_kernels, cuda_layout, cuda_scalars, cuda_tables
 from neumann.optim.phases import Timetable
-from runs import Run
+from oracle_runs import Run
 from stepping import STRONG, Stepping, device, group_of, same, scalar, shared_of
 
 
