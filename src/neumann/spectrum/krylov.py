@@ -70,9 +70,11 @@ class Krylov:
             off = along[:-1].clone()
             if before is not None:
                 off[-1] -= before
-            length = torch.linalg.vector_norm(rest, dtype=wide)
-            self.pending.append(torch.stack([along[-1], length, off.square().sum()]))
-            self.current = rest.div_(length.clamp(min=tiny).to(rest.dtype))
+            # In two steps: of numbers below 1e-154 the squares would be none.
+            largest = torch.linalg.vector_norm(rest, math.inf).clamp(min=tiny)
+            length = torch.linalg.vector_norm(rest.div_(largest), dtype=wide)
+            self.pending.append(torch.stack([along[-1], length * largest, off.square().sum()]))
+            self.current = rest.div_(length.clamp(min=1).to(rest.dtype))
             if self.steps < self.operator.size:
                 self.basis.append(self.current)
 
