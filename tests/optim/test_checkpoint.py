@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from test_contract import equal, model_and_optimizer, train, weights
 from torch import nn
 from torch.optim import lr_scheduler
 
 from neumann import Neumann
 from oracle_runs import IMPLEMENTATIONS
+from small_model import equal, model_and_optimizer, train, weights
 
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
 LAST = 20

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from test_contract import equal, model_and_optimizer, train, weights
 from torch import nn
 
 from neumann import Neumann, recalibrate_batchnorm
 from neumann.optim import evaluation
+from small_model import equal, model_and_optimizer, train, weights
 
 CLOCK = {"warmup_steps": 3, "reset_steps": 4}
 

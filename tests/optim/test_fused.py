@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from test_contract import CLOCK, STRONG, equal, model_and_optimizer, train, weights
 from torch import nn
 
 from neumann import Neumann
@@ -14,6 +13,7 @@ from neumann.optim import execution
 from neumann.optim.execution import Implementation
 from neumann.optim.kernels import cpu
 from oracle_runs import FUSED, IMPLEMENTATIONS, Run, deviation, finished, finished_oracle
+from small_model import CLOCK, STRONG, equal, model_and_optimizer, train, weights
 
 needs_numba = pytest.mark.skipif("numba" not in FUSED, reason="numba is not installed")
 
