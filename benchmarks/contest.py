@@ -38,8 +38,8 @@ class Entrant:
         return float(self.lr * 2.0 ** (point / OCTAVE))
 
 
-# Decays are decoupled and act once a step, whatever the momentum; a step of Neumann is lr/(1 − μ)
-# long and one of Muon lr. So the spectral form's are those of Muon over 1 − 0.6.
+# The decays of Muon and of the spectral form are decoupled and act once a step, whatever the
+# momentum; a step of ours is lr/(1 − μ) long and one of Muon lr. So ours are Muon's over 1 − 0.6.
 ENTRANTS = {
     "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3), -2),
     "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3), 2),

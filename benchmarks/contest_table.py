@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from contest import ENTRANTS, Search, Tuning
-from ledger import Key, Ledger, Missing
+from ledger import Key, Ledger, Missing, accuracy
 
 from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
 
@@ -63,9 +63,7 @@ def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
 
 
 def _score(run: dict[str, Any]) -> float:
-    if "diverged" in run:
-        return math.nan
-    return float(run["recalibrated"] if run["recalibrated"] is not None else run["accuracy"])
+    return math.nan if "diverged" in run else accuracy(run)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -100,8 +98,8 @@ def everything_tested(ledger: Ledger) -> str:
     places = {replace(key, seed=0) for key in ledger.runs if key.stage == "final"}
     lines = [
         "| model | batch | optimizer | lr, decay, momentum | tested, % | n "
-        "| training's statistics |",
-        "|---|--:|---|---|--:|--:|--:|",
+        "| training's statistics | training loss |",
+        "|---|--:|---|---|--:|--:|--:|--:|",
     ]
     for key in sorted(places, key=lambda key: (key.model, key.batch, key.entrant, str(key))):
         setting = key.setting
@@ -109,9 +107,10 @@ def everything_tested(ledger: Ledger) -> str:
         interval = asdict(mean_interval([_score(run) for run in runs.values()]))
         own = f"{setting.lr:.3g}, {setting.decay:g}, {setting.momentum:g}"
         running = _cell(_mean([run["accuracy"] for run in runs.values()]), "{:.2f}")
+        loss = _mean([run["train_loss"] for run in runs.values() if "diverged" not in run])
         lines.append(
             f"| {key.model} | {key.batch} | {key.entrant} | {own} | {_mean_and_half(interval)} "
-            f"| {len(runs)} | {running} |"
+            f"| {len(runs)} | {running} | {_cell(loss, '{:.3f}')} |"
         )
     return "\n".join(lines)
 

@@ -35,6 +35,11 @@ class Key:
     seed: int = 0
 
 
+def accuracy(run: dict[str, Any]) -> float:
+    """Of a run, in %, with BatchNorm statistics of the final weights if it has BatchNorm."""
+    return float(run["accuracy"] if run["recalibrated"] is None else run["recalibrated"])
+
+
 class Missing(Exception):
     """A run that is not there."""
 
@@ -49,7 +54,7 @@ class Ledger:
         self.refresh()
 
     def refresh(self) -> None:
-        """Learn what others have added. A line is added at once, so all there are are whole."""
+        """Learn what others have added. A line is written at once, so none is ever half there."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -67,11 +72,10 @@ class Ledger:
         self.refresh()
 
     def score(self, key: Key) -> float:
-        """With BatchNorm statistics of the final weights; Missing if there is no such run."""
+        """The accuracy of a run; Missing if there is none."""
         if key not in self.runs:
             raise Missing
-        run = self.runs[key]
-        return float(run["recalibrated"] if run["recalibrated"] is not None else run["accuracy"])
+        return accuracy(self.runs[key])
 
     def finals(self, model: str, batch: int, entrant: str, setting: Setting) -> dict[int, Any]:
         """The tested runs of a winner, by seed."""

@@ -284,9 +284,10 @@ def test_every_setting_that_was_tested_is_listed(tmp_path):
     for lr, scores in ((0.04, [90.0, 92.0]), (0.3, [80.0])):
         for seed, value in enumerate(scores):
             key = Key("final", "resnet9", 8192, 24, "Muon", Setting(lr, 0.7, 0.6), seed)
-            ledger.add(key, {"accuracy": 50.0, "recalibrated": value})
+            loss = 0.1 * (1 + seed)
+            ledger.add(key, {"accuracy": 50.0, "recalibrated": value, "train_loss": loss})
     ledger.add(MUON.key(0, 2.0, 0.6), {"accuracy": 50.0, "recalibrated": 99.0})
     assert everything_tested(ledger).splitlines()[2:] == [
-        "| resnet9 | 8192 | Muon | 0.04, 0.7, 0.6 | 91.00 ± 12.71 | 2 | 50.00 |",
-        "| resnet9 | 8192 | Muon | 0.3, 0.7, 0.6 | 80.00 | 1 | 50.00 |",
+        "| resnet9 | 8192 | Muon | 0.04, 0.7, 0.6 | 91.00 ± 12.71 | 2 | 50.00 | 0.150 |",
+        "| resnet9 | 8192 | Muon | 0.3, 0.7, 0.6 | 80.00 | 1 | 50.00 | 0.100 |",
     ]
