@@ -109,7 +109,7 @@ def everything_tested(ledger: Ledger) -> str:
         running = _cell(_mean([run["accuracy"] for run in runs.values()]), "{:.2f}")
         loss = _mean([run["train_loss"] for run in runs.values() if "diverged" not in run])
         lines.append(
-            f"| {key.model} | {key.batch} | {key.entrant} | {own} | {_mean_and_half(interval)} "
+            f"| {key.model} | {key.batch} | {key.entrant} | {own} | {mean_and_half(interval)} "
             f"| {len(runs)} | {running} | {_cell(loss, '{:.3f}')} |"
         )
     return "\n".join(lines)
@@ -117,42 +117,87 @@ def everything_tested(ledger: Ledger) -> str:
 
 def written(found: dict[str, list[dict[str, Any]]]) -> str:
     """As Markdown."""
-    return "\n\n".join(_table(part) for parts in found.values() for part in parts if part["rows"])
+    return "\n\n".join(
+        f"{part['model']}, batch {part['batch']}; best peer, held out: {part['best_peer']}\n\n"
+        + table(part)
+        for parts in found.values()
+        for part in parts
+        if part["rows"]
+    )
 
 
-def _table(part: dict[str, Any]) -> str:
-    lines = [
-        f"{part['model']}, batch {part['batch']}; best peer, held out: {part['best_peer']}",
-        "",
-        "| optimizer | lr, decay, momentum | held out | tested, % | n | to the best peer | p "
-        "| training's statistics | steps to 90 % | s a run | lr within a point |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+def table(part: dict[str, Any]) -> str:
+    """One batch size as Markdown, without the columns that nobody has anything in."""
+    heads = [
+        ("optimizer", "---"),
+        ("lr, decay, momentum", "---"),
+        ("held out, %", "--:"),
+        ("tested, %", "--:"),
+        ("n", "--:"),
+        ("to the best peer", "--:"),
+        ("p", "--:"),
+        ("training's statistics, %", "--:"),
+        ("steps to 90 %", "--:"),
+        ("s a run", "--:"),
+        ("lr within a point", "---"),
     ]
-    for row in sorted(part["rows"], key=_rank, reverse=True):
-        setting, interval, d = row["setting"], row["interval"], row["difference"]
-        cells = [
-            row["entrant"],
-            f"{setting['lr']:.3g}, {setting['decay']:g}, {setting['momentum']:g}",
-            f"{row['held_out']:.2f}",
-            _mean_and_half(interval),
-            str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
-            ""
-            if d is None or d["low"] is None
-            else f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]",
-            _cell(None if d is None else d["p"], "{:.2g}"),
-            _cell(row["with_training_statistics"], "{:.2f}"),
-            _cell(row["steps_to_target"], "{:g}"),
-            _cell(row["seconds"], "{:.1f}"),
-            ""
-            if row["range"] is None
-            else f"{row['range']['low']:.3g} to "
-            f"{row['range']['high']:.3g}, {row['range']['octaves']:g} octaves",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [_cells(row) for row in sorted(part["rows"], key=_rank, reverse=True)]
+    kept = [i for i in range(len(heads)) if any(cells[i] for cells in rows)]
+    lines = [[head for head, _ in heads], [rule for _, rule in heads], *rows]
+    return "\n".join(_line([cells[i] for i in kept]) for cells in lines)
 
 
-def _mean_and_half(interval: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any]) -> list[str]:
+    setting, interval, d, width = (row[k] for k in ("setting", "interval", "difference", "range"))
+    paired = d is not None and d["low"] is not None
+    return [
+        name(row),
+        f"{setting['lr']:.3g}, {setting['decay']:g}, {setting['momentum']:g}",
+        f"{row['held_out']:.2f}",
+        mean_and_half(interval),
+        str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
+        f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]".replace("-", "−") if paired else "",
+        _cell(None if d is None else d["p"], "{:.2g}"),
+        _cell(row["with_training_statistics"], "{:.2f}"),
+        _cell(row["steps_to_target"], "{:g}"),
+        _cell(row["seconds"], "{:.1f}"),
+        ""
+        if width is None
+        else f"{width['low']:.3g} to {width['high']:.3g}, {width['octaves']:g} octaves",
+    ]
+
+
+def overview(parts: list[dict[str, Any]]) -> str:
+    """All batch sizes as one table: accuracies, and the steps to 90 % in brackets."""
+    tested = [part for part in parts if any(row["scores"] for row in part["rows"])]
+    steps = [max(row["steps"] or 0 for row in part["rows"]) for part in tested]
+    heads = [f"batch {p['batch']}, {n} steps" for p, n in zip(tested, steps, strict=True)]
+    by_name = [{name(row): row for row in part["rows"]} for part in tested]
+    ranked: dict[str, None] = {}  # by the largest batch that both have been tested at
+    for rows in reversed(by_name):
+        best_first = sorted(rows, key=lambda own: -(rows[own]["interval"]["mean"] or 0.0))
+        ranked |= dict.fromkeys(own for own in best_first if rows[own]["scores"])
+    lines = [["test accuracy, %", *heads], ["---", *["--:"] * len(heads)]]
+    for own in ranked:
+        lines.append([own, *(_tested(rows.get(own)) for rows in by_name)])
+    return "\n".join(map(_line, lines))
+
+
+def _tested(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return mean_and_half(row["interval"]) + _cell(row["steps_to_target"], " ({:g})")
+
+
+def name(row: dict[str, Any]) -> str:
+    return f"**{row['entrant']}**" if row["ours"] else str(row["entrant"])
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def mean_and_half(interval: dict[str, Any]) -> str:
     half = None if interval["high"] is None else interval["high"] - interval["mean"]
     return _cell(interval["mean"], "{:.2f}") + _cell(half, " ± {:.2f}")
 

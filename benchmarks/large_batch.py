@@ -16,7 +16,8 @@ when all searches are over. final retrains the winner of each on all 50,000 for 
 it, over paired seeds. range finds the learning rates within a point of the best, in ratio √2, and
 transfer takes the settings to ResNet-18, with nothing retuned but the learning rate. time trains
 the winners for 4 epochs, for the seconds of a run; it wants the machine for itself. table compares
-the winners; tested lists every setting that has met the test set, chosen or not.
+the winners (`contest_pages` takes that to README and docs); tested lists every setting that has met
+the test set, chosen or not.
 
 Linear decay after a ramp over the first sixth (schedule-free: constant after the ramp). No
 test-time augmentation, no choice of the best epoch: the weights after the last step count.
@@ -25,7 +26,8 @@ of training still remember other weights. The accuracy with the latter is kept b
 
 Every run is a line in results/large-batch.jsonl. A run that is there is not repeated, and
 `--seconds` begins no run after so long, so that a contest can be held in many sittings. Several
-processes with the same command share the work if they are given the same `--share` folder.
+processes with the same command share the work if they are given the same `--share` folder; on one
+GPU, CUDA's multi-process service lets them run at the same time rather than in turns.
 """
 
 import argparse
