@@ -137,10 +137,25 @@ def test_options_of_one_are_saved_with_its_name():
     same.load_state_dict(saved)
     assert same.param_groups[0]["precondition"] == own
     other = Neumann(network().named_parameters(), lr=0.1, precondition=Spectral(scale=0.5))
-    with pytest.warns(UserWarning, match=r"group 0 was saved with .*scale=1.0.* goes on with"):
+    with pytest.warns(
+        UserWarning, match=r"group 0 was saved with .*scale=1.0.* goes on with .*=0.5"
+    ):
         other.load_state_dict(saved)
     assert other.param_groups[0]["precondition"].scale == 0.5
     for given in ("spectral", "diagonal", None):
         named = Neumann(network().named_parameters(), lr=0.1, precondition=given, **CLOCK)
         with pytest.raises(ValueError, match="build it with that preconditioner"):
             named.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("saved_with", [None, "diagonal"])
+def test_an_object_that_a_checkpoint_replaces_is_named(saved_with):
+    """As all options, P comes from the checkpoint; an object could not be had back from there."""
+    _, optimizer = trained(2, precondition=saved_with)
+    other = Neumann(network().named_parameters(), lr=0.1, precondition=Signs(), **CLOCK)
+    message = (
+        f"saved with the preconditioner {saved_with!r}, the .* has 'signs', and it goes on with"
+    )
+    with pytest.warns(UserWarning, match=f"{message} {saved_with!r}"):
+        other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["precondition"] == saved_with

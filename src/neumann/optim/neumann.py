@@ -51,8 +51,8 @@ class Neumann(Gathering):
         reset_steps: K in steps; wins over `reset_epochs`. 0: no reset after the one at t = 1.
         reset_growth: the interval grows by this factor after each reset (1.0 is the printed
             algorithm, t = 1 mod K).
-        momentum: the peak of μ(t) = 1 − 1/(1 + t). Schedulers may change it. None is 0.9, under a
-            preconditioner 0.6.
+        momentum: the peak of μ(t) = 1 − 1/(1 + t). Schedulers may change it. None is 0.9, under the
+            spectral preconditioner 0.6.
         cubic: α, the strength of the attraction. None is 1e-7, under a preconditioner 0.
         repulsive: β per variable, the strength of the repulsion. None is 1e-5, under a
             preconditioner 0.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners import Preconditioner
+from neumann.optim.preconditioners import is_preconditioner
 
 # One number over all groups: r is global, and so is the clock.
 SHARED = (
@@ -48,7 +48,7 @@ PRECONDITIONERS = ("diagonal", "spectral")
 STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # What an option is where it is not given: the paper's, and what was measured to serve under P
-# (docs/preconditioning.md).
+# (docs/preconditioning.md). The spectral P wants less momentum: it sums gradients before it, too.
 PAPER: Mapping[str, Any] = {
     "warmup_epochs": 5,
     "reset_epochs": 10,
@@ -60,11 +60,12 @@ PAPER: Mapping[str, Any] = {
 PRECONDITIONED: Mapping[str, Any] = {
     "warmup_epochs": 0,
     "reset_epochs": 0,
-    "momentum": 0.6,
+    "momentum": 0.9,
     "cubic": 0.0,
     "repulsive": 0.0,
     "decoupled_weight_decay": True,
 }
+SPECTRAL: Mapping[str, Any] = {**PRECONDITIONED, "momentum": 0.6}
 
 # Options of the optimizer as a whole; a group that names one of them is mistaken.
 OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
@@ -72,7 +73,10 @@ OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options with their defaults, which follow `precondition`, in the place of None."""
-    usual = PAPER if given["precondition"] is None else PRECONDITIONED
+    chosen = given["precondition"]
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "name", None)
+    usual = SPECTRAL if name == "spectral" else PRECONDITIONED
+    usual = PAPER if chosen is None else usual
     return {**given, **{name: usual[name] for name in usual if given[name] is None}}
 
 
@@ -174,18 +178,31 @@ def check_group(group: Mapping[str, Any]) -> None:
 def check_preconditioner(group: Mapping[str, Any]) -> None:
     """Refuse what is no preconditioner; also made where one is chosen in mid-training."""
     precondition = group["precondition"]
+    if isinstance(precondition, str):
+        good = precondition in PRECONDITIONERS
+    else:
+        good = precondition is None or is_preconditioner(precondition)
     _require(
-        precondition is None
-        or precondition in PRECONDITIONERS
-        or (not isinstance(precondition, str | type) and isinstance(precondition, Preconditioner)),
+        good,
         "precondition",
         precondition,
         f"None, one of {', '.join(map(repr, PRECONDITIONERS))} or a Preconditioner",
     )
+    _check_before(precondition)
     if precondition is not None and group["differentiable"]:
         raise ValueError(
             "differentiable=True records no preconditioner: leave precondition at None"
         )
+
+
+def _check_before(precondition: Any) -> None:
+    """Refuse what stands before a preconditioner and is none, or the preconditioner itself."""
+    chain = [precondition]
+    while (before := getattr(chain[-1], "before", None)) is not None:
+        good = is_preconditioner(before) and not any(before is stage for stage in chain)
+        wanted = "None or another Preconditioner"
+        _require(good, f"before of the preconditioner {chain[-1].name!r}", before, wanted)
+        chain.append(before)
 
 
 def check_moving(group: Mapping[str, Any]) -> None:

@@ -99,30 +99,36 @@ def adopted(
     """The saved groups with P itself in the place of how it is spelled.
 
     Only what has a name of ours can be made from it. Of a P with other options that the optimizer
-    has in its place, these count: somebody has just chosen them.
+    has in its place, these count: somebody has just chosen them. Another P than the saved one does
+    not go on, and where it is an object, which no checkpoint can bring back, that is said.
     """
     result = []
     for index, (ours, theirs) in enumerate(zip(groups, saved, strict=True)):
-        group, own, spelled = dict(theirs), ours["precondition"], theirs.get("precondition")
+        group, own = dict(theirs), ours["precondition"]
         result.append(group)
-        if spelled is None:
+        if "precondition" not in theirs:
             continue
-        name = spelled.partition(":")[0]
-        same = own is not None and _spelled(own).partition(":")[0] == name
-        if same and (spelled == _spelled(own) or not isinstance(own, str)):
+        saved_as, called = theirs["precondition"], None if own is None else _spelled(own)
+        is_object = own is not None and not isinstance(own, str)
+        if called == saved_as or (is_object and _name(called) == _name(saved_as)):
             group["precondition"] = own
-            if spelled != _spelled(own):
-                warnings.warn(
-                    f"group {index} was saved with the preconditioner {spelled!r} and goes on with "
-                    f"{_spelled(own)!r}",
-                    stacklevel=5,
-                )
-        elif spelled not in NAMED:
+        elif saved_as is not None and saved_as not in NAMED:
             raise ValueError(
-                f"group {index} was saved with the preconditioner {spelled!r}, and the optimizer "
+                f"group {index} was saved with the preconditioner {saved_as!r}, and the optimizer "
                 f"has {own!r}: build it with that preconditioner"
             )
+        if is_object and called != saved_as:
+            stays = called if group["precondition"] is own else saved_as
+            warnings.warn(
+                f"group {index} was saved with the preconditioner {saved_as!r}, the optimizer has "
+                f"{called!r}, and it goes on with {stays!r}",
+                stacklevel=5,
+            )
     return result
+
+
+def _name(spelled: str | None) -> str | None:
+    return None if spelled is None else spelled.partition(":")[0]
 
 
 def _spelled(chosen: Any) -> str:

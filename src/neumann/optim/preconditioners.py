@@ -13,9 +13,11 @@ A preconditioner fails where its arithmetic does: a gradient that is not finite 
 that is not, unless the step is skipped; then its state is put back.
 """
 
+import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,9 +51,31 @@ class Preconditioner(Protocol):
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
         """P(g) of each, as new tensors of the same shapes; the states are updated in place.
 
-        The gradients are float32 or float64, on one device, and must not be changed. Nothing here
-        may wait for the device.
+        The gradients are float32 or float64, on one device, and must not be changed. A state's
+        tensors are written to, as with `mul_` and `copy_`, and never replaced. Nothing here may
+        wait for the device.
         """
+
+
+def is_preconditioner(given: Any) -> bool:
+    """An object of such a class, not the class."""
+    return isinstance(given, Preconditioner) and not isinstance(given, type)
+
+
+def check_decay(decay: Any) -> None:
+    """Refuse what no moving mean can have."""
+    if not (_is_number(decay) and 0 <= decay < 1):
+        raise ValueError(f"decay must be in [0, 1), got {decay!r}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no finite number above 0."""
+    if not (_is_number(value) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -65,10 +89,9 @@ class Diagonal:
     name = "diagonal"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {self.decay!r}")
-        if not (self.eps > 0 and self.scale > 0):
-            raise ValueError(f"eps and scale must be above 0, got {self.eps!r} and {self.scale!r}")
+        check_decay(self.decay)
+        check_positive("eps", self.eps)
+        check_positive("scale", self.scale)
 
     def elementwise(self, parameter: Tensor) -> bool:
         """Always."""
@@ -110,8 +133,7 @@ class Momentum:
     name = "momentum"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {self.decay!r}")
+        check_decay(self.decay)
 
     def elementwise(self, parameter: Tensor) -> bool:
         """Always."""

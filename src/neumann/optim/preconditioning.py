@@ -68,7 +68,9 @@ def directions(
         for stage in stages(preconditioner):
             if sharded:
                 wide = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
+            kept = [dict(state) for state in own]
             wide = _checked(stage.apply(wide, own), wide, stage)
+            _check_kept(own, kept, stage)
             if sharded:
                 wide = [_part(d, p, stage) for d, p in zip(wide, here, strict=True)]
         if skip is not None and before:
@@ -100,6 +102,23 @@ def _checked(found: Any, given: Sequence[Tensor], stage: Preconditioner) -> list
     if shapes != wanted:
         raise ValueError(_broken(stage, wanted, f"{len(shapes)} of shapes {_listed(shapes)}"))
     return list(found)
+
+
+def _check_kept(
+    states: Sequence[dict[str, Tensor]], kept: Sequence[dict[str, Tensor]], stage: Preconditioner
+) -> None:
+    """Refuse a state whose tensors were replaced: the optimizer would never see the new ones."""
+    if torch.compiler.is_compiling():
+        return
+    for now, before in zip(states, kept, strict=True):
+        if now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
+            changed = sorted(
+                k for k in now.keys() | before.keys() if now.get(k) is not before.get(k)
+            )
+            raise ValueError(
+                f"apply of the preconditioner {stage.name!r} must write to the tensors of a "
+                f"state, as with copy_, and has replaced {', '.join(map(repr, changed))}"
+            )
 
 
 def _broken(stage: Preconditioner, wanted: Sequence[torch.Size], got: str) -> str:

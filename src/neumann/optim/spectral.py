@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, States
+from neumann.optim.preconditioners import (
+    Diagonal,
+    Momentum,
+    Preconditioner,
+    States,
+    check_positive,
+    is_preconditioner,
+)
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -42,11 +49,9 @@ class Spectral:
     name = "spectral"
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale must be above 0, got {self.scale!r}")
+        check_positive("scale", self.scale)
         for option, given in (("vectors", self.vectors), ("before", self.before)):
-            good = isinstance(given, Preconditioner) and not isinstance(given, type)
-            if not good and (given is not None or option == "vectors"):
+            if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
 
     def elementwise(self, parameter: Tensor) -> bool:

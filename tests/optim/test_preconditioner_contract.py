@@ -1,0 +1,106 @@
+"""What a preconditioner must keep to, and what the user is told where it does not."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from neumann import Neumann
+from neumann.optim.preconditioners import Diagonal, Momentum
+from neumann.optim.spectral import Spectral
+from preconditioned import CLOCK, FORMS, Signs, network, trained, weights
+
+
+@dataclass(frozen=True)
+class Bad(Signs):
+    """Gives whatever it is told to."""
+
+    made: object = None
+    found: object = None
+    name = "bad"
+
+    def create(self, parameter):
+        return {} if self.found is not None else self.made
+
+    def apply(self, gradients, states):
+        return self.found(gradients)
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "message"),
+    [
+        (Bad(), "create of the preconditioner 'bad' must give a dict of tensors, got None"),
+        (Bad(made={"a": 1.0}), r"must give a dict of tensors, got {'a': 1.0}"),
+        (Bad(found=lambda g: None), "'bad' must give a list, .* 6 of shapes .*, got None"),
+        (Bad(found=lambda g: g[1:]), r"6 of shapes \(6, 2, 3, 3\), .*, …, got 5 of shapes \(6,\)"),
+        (Bad(found=lambda g: [x.sum() for x in g]), r"got 6 of shapes \(\), \(\)"),
+        (Bad(found=lambda g: [None for _ in g]), "got 6 of shapes none, none"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_preconditioner_that_does_not_keep_the_contract_is_named(preconditioner, message, form):
+    model = network()
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match=message):
+        trained(1, model=model, precondition=preconditioner, **form)
+    assert torch.equal(weights(model), before)
+
+
+class Forgetful(Signs):
+    """Puts a new tensor where it should write to the one there is."""
+
+    def apply(self, gradients, states):
+        for g, state in zip(gradients, states, strict=True):
+            state["mean"] = 0.9 * state["mean"] + g
+        return [state["mean"].sign() for state in states]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_state_that_is_replaced_is_refused(form):
+    """It would be what it was in every step."""
+    model = network()
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match=r"'signs' must write to .*, and has replaced 'mean'"):
+        trained(1, model=model, precondition=Forgetful(), **form)
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("bad", ["a", 0.0, -1.0, float("inf"), float("nan"), True, None])
+def test_options_of_preconditioners(bad):
+    for kind, name in ((Diagonal, "eps"), (Diagonal, "scale"), (Spectral, "scale")):
+        with pytest.raises(
+            ValueError, match=f"{name} must be a finite number above 0, got {bad!r}"
+        ):
+            kind(**{name: bad})
+    if bad != 0.0:
+        for kind in (Diagonal, Momentum):
+            with pytest.raises(ValueError, match=rf"decay must be in \[0, 1\), got {bad!r}"):
+                kind(decay=bad)
+
+
+def test_derivatives_of_a_step_are_without_one():
+    with pytest.raises(ValueError, match="records no preconditioner"):
+        Neumann(
+            network().parameters(), lr=0.1, precondition="diagonal", differentiable=True, **CLOCK
+        )
+
+
+class After(Signs):
+    """One with whatever before it."""
+
+    name = "after"
+
+    def __init__(self, before=None):
+        object.__setattr__(self, "before", before)
+
+
+def test_what_stands_before_one_is_checked():
+    itself = After()
+    object.__setattr__(itself, "before", itself)
+    for before in ("momentum", Momentum, After("diagonal"), itself):
+        chosen = before if before is itself else After(before)
+        with pytest.raises(
+            ValueError, match="before of the preconditioner 'after' must be None or"
+        ):
+            Neumann(network().parameters(), lr=0.1, precondition=chosen)
+    trained(1, precondition=After(Momentum()))
