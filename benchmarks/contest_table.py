@@ -43,8 +43,8 @@ def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str,
 
 def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
     setting = chosen.setting
-    runs = ledger.finals(chosen.model, chosen.batch, chosen.entrant, setting)
-    scores = {seed: _score(run) for seed, run in sorted(runs.items())}
+    runs = ledger.seeds(replace(chosen, stage="final", epochs=EPOCHS_OF_A_RUN))
+    scores = {seed: _score(run) for seed, run in runs.items()}
     reached = [run.get("steps_to_target") for run in runs.values()]
     return {
         "entrant": chosen.entrant,
@@ -54,7 +54,7 @@ def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
         "held_out_epochs": chosen.epochs,
         "scores": scores,  # %, by seed
         "interval": asdict(mean_interval(list(scores.values()))),
-        "with_training_statistics": _mean([run["accuracy"] for run in runs.values()]),  # %
+        "with_training_statistics": _with_training_statistics(runs),  # %
         "steps": next((run.get("steps") for run in runs.values()), None),
         "steps_to_target": None if None in reached or not reached else statistics.median(reached),
         "seconds": _seconds(ledger, chosen),
@@ -64,6 +64,10 @@ def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
 
 def _score(run: dict[str, Any]) -> float:
     return math.nan if "diverged" in run else accuracy(run)
+
+
+def _with_training_statistics(runs: dict[int, Any]) -> float | None:
+    return _mean([run["accuracy"] for run in runs.values() if "diverged" not in run])
 
 
 def _mean(values: list[float]) -> float | None:
@@ -103,10 +107,10 @@ def everything_tested(ledger: Ledger) -> str:
     ]
     for key in sorted(places, key=lambda key: (key.model, key.batch, key.entrant, str(key))):
         setting = key.setting
-        runs = ledger.finals(key.model, key.batch, key.entrant, setting)
+        runs = ledger.seeds(key)
         interval = asdict(mean_interval([_score(run) for run in runs.values()]))
         own = f"{setting.lr:.3g}, {setting.decay:g}, {setting.momentum:g}"
-        running = _cell(_mean([run["accuracy"] for run in runs.values()]), "{:.2f}")
+        running = _cell(_with_training_statistics(runs), "{:.2f}")
         loss = _mean([run["train_loss"] for run in runs.values() if "diverged" not in run])
         lines.append(
             f"| {key.model} | {key.batch} | {key.entrant} | {own} | {mean_and_half(interval)} "

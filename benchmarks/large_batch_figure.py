@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from neumann.report.palette import ARMS, GRID, INK, MARKERS, MUTED
 
 CLOSE = (92.8, 95.0)  # %, what the second panel shows
-NUDGE = 0.09  # octaves between neighbours, so that intervals do not hide each other
+NUDGE = 0.09  # octaves between those that are close, so that intervals do not hide each other
 
 Curves = dict[str, list[tuple[int, dict[str, Any]]]]  # an interval for each batch size
 
@@ -36,8 +36,8 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
                 ours.add(row["entrant"])
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     everything, close = figure.subplots(1, 2)
-    _panel(everything, curves, ours, nudge=0.0)
-    _panel(close, curves, ours, nudge=NUDGE)
+    _panel(everything, curves, ours)
+    _panel(close, curves, ours, apart=True)
     everything.set_ylabel("test accuracy, %", color=INK)
     close.set_ylim(*CLOSE)
     close.set_title(f"the same above {CLOSE[0]:g} %", color=INK, loc="left")
@@ -47,18 +47,18 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
-def _panel(axes: Axes, curves: Curves, ours: set[str], nudge: float) -> None:
+def _panel(axes: Axes, curves: Curves, ours: set[str], apart: bool = False) -> None:
     ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
     for place, name in enumerate(ranked):
-        points = sorted(curves[name], key=lambda point: point[0])
-        shift = 2.0 ** (nudge * (place - (len(ranked) - 1) / 2))
+        points = curves[name]
+        shifts = [_shift(name, batch, ranked, curves) if apart else 1.0 for batch, _ in points]
         means = [interval["mean"] for _, interval in points]
         low, high = (
             [abs((interval[end] or interval["mean"]) - interval["mean"]) for _, interval in points]
             for end in ("low", "high")
         )
         axes.errorbar(
-            [batch * shift for batch, _ in points],
+            [batch * shift for (batch, _), shift in zip(points, shifts, strict=True)],
             means,
             yerr=[low, high],
             label=name,
@@ -79,6 +79,14 @@ def _panel(axes: Axes, curves: Curves, ours: set[str], nudge: float) -> None:
     axes.tick_params(colors=MUTED)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _shift(name: str, batch: int, ranked: list[str], curves: Curves) -> float:
+    """The factor that puts those close to each other at a batch size side by side."""
+    means = {other: dict(curves[other]).get(batch, {"mean": 0.0})["mean"] for other in ranked}
+    close = [other for other in ranked if means[other] >= CLOSE[0]]
+    place = close.index(name) - (len(close) - 1) / 2 if name in close else 0.0
+    return float(2.0 ** (NUDGE * place))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,12 @@ class Ledger:
             raise Missing
         return accuracy(self.runs[key])
 
-    def finals(self, model: str, batch: int, entrant: str, setting: Setting) -> dict[int, Any]:
-        """The tested runs of a winner, by seed."""
-        wanted = ("final", model, batch, entrant, setting)
+    def seeds(self, wanted: Key) -> dict[int, Any]:
+        """The runs that differ in their seed alone, by seed."""
         return {
             key.seed: run
-            for key, run in self.runs.items()
-            if (key.stage, key.model, key.batch, key.entrant, key.setting) == wanted
+            for key, run in sorted(self.runs.items(), key=lambda item: item[0].seed)
+            if replace(key, seed=wanted.seed) == wanted
         }
 
 
