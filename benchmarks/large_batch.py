@@ -256,7 +256,11 @@ class Contest:
         """Seed by seed, so that a contest cut short has whole pairs."""
         first = self._arguments.first_seed
         for batch in self._arguments.batch:
-            chosen = {entrant: self.chosen(entrant, batch) for entrant in self._arguments.entrants}
+            given = self._arguments.setting
+            chosen = {
+                entrant: Setting(*given) if given else self.chosen(entrant, batch)
+                for entrant in self._arguments.entrants
+            }
             for seed in range(first, first + self._arguments.seeds):
                 for entrant, setting in chosen.items():
                     if setting is not None:
@@ -304,6 +308,13 @@ def main() -> None:
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="of each winner")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--setting",
+        type=float,
+        nargs=3,
+        metavar=("LR", "DECAY", "MOMENTUM"),
+        help="test this one instead of the chosen; `tested` lists it, the table does not",
+    )
     parser.add_argument("--epochs", type=int, help="for a trial of this script")
     parser.add_argument("--once", action="store_true", help="choose by the first search alone")
     parser.add_argument("--autotune", action="store_true", help="let cuDNN time its algorithms")

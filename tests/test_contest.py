@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import ledger as ledger_module
@@ -52,7 +53,7 @@ class Scored(Trainer):
 def arguments_for(entrants, share):
     """What the command line would give for batch 8192."""
     given = {"batch": [8192], "entrants": entrants, "share": share, "seconds": 60.0}
-    return argparse.Namespace(**given, epochs=None, once=False, first_seed=0, seeds=3)
+    return argparse.Namespace(**given, epochs=None, once=False, first_seed=0, seeds=3, setting=None)
 
 
 @pytest.mark.parametrize("octaves", [-5, -1, 0, 1, 4])
@@ -276,6 +277,18 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     text = written({"resnet9": [found], "resnet18": [summary(ledger, tuning, "resnet18")]})
     assert "| Muon | 0.04, 0.5, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
     assert "resnet18" not in text
+
+
+def test_a_setting_that_was_not_chosen_can_be_tested(tmp_path):
+    """Before the search is over, too."""
+    arguments = arguments_for(["Muon"], None)
+    arguments.setting, arguments.first_seed = [0.01, 0.5, 0.6], 10
+    ledger = Ledger(tmp_path / "runs.jsonl", {})
+    trainer = Scored(ledger, arguments, lambda key: {"accuracy": 1.0, "recalibrated": None})
+    Contest(ledger, trainer, arguments).run("final")
+    wanted = Key("final", "resnet9", 8192, 24, "Muon", Setting(0.01, 0.5, 0.6))
+    assert trainer.trained == [replace(wanted, seed=seed) for seed in (10, 11, 12)]
+    assert list(ledger.seeds(wanted)) == [10, 11, 12]
 
 
 def test_every_setting_that_was_tested_is_listed(tmp_path):
