@@ -1,7 +1,7 @@
 """The hyperparameters of Neumann: what is allowed, and how epochs become steps.
 
-Errors name the argument, the value it had and what would be right. A check returns nothing and
-changes nothing, so that a refused option never gets as far as the weights.
+A check returns nothing and changes nothing, so that a refused option never gets as far as the
+weights.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neumann.optim.checks import is_count, is_number, require
 from neumann.optim.preconditioners import is_preconditioner
 
 # One number over all groups: r is global, and so is the clock.
@@ -73,18 +74,22 @@ OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options with their defaults, which follow `precondition`, in the place of None."""
-    chosen = given["precondition"]
-    name = chosen if isinstance(chosen, str) else getattr(chosen, "name", None)
-    usual = SPECTRAL if name == "spectral" else PRECONDITIONED
-    usual = PAPER if chosen is None else usual
+    usual = _usual(given["precondition"])
     return {**given, **{name: usual[name] for name in usual if given[name] is None}}
+
+
+def _usual(precondition: Any) -> Mapping[str, Any]:
+    if precondition is None:
+        return PAPER
+    name = getattr(precondition, "name", precondition)
+    return SPECTRAL if isinstance(name, str) and name == "spectral" else PRECONDITIONED
 
 
 def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[str, Any]:
     """The options with counts of epochs turned into steps. A count in steps wins."""
     if steps_per_epoch is not None:
-        _require(
-            _is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
+        require(
+            is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
             "steps_per_epoch",
             steps_per_epoch,
             "the number of optimizer steps in an epoch, at least 1",
@@ -92,8 +97,8 @@ def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[st
     result = dict(given)
     for kind in ("warmup", "reset"):
         epochs = result.pop(f"{kind}_epochs")
-        good = _is_number(epochs) and 0 <= epochs < 1e9
-        _require(good, f"{kind}_epochs", epochs, "a number of at least 0")
+        good = is_number(epochs) and 0 <= epochs < 1e9
+        require(good, f"{kind}_epochs", epochs, "a number of at least 0")
         if result[f"{kind}_steps"] is None:
             if epochs > 0 and steps_per_epoch is None:
                 raise ValueError(
@@ -144,22 +149,22 @@ def check_group(group: Mapping[str, Any]) -> None:
     check_moving(group)
     for name in ("cubic", "repulsive"):
         value = group[name]
-        _require(_is_number(value) and value >= 0, name, value, "a finite number of at least 0")
+        require(is_number(value) and value >= 0, name, value, "a finite number of at least 0")
     average = group["average"]
-    _require(_is_number(average) and 0 <= average < 1, "average", average, "in [0, 1)")
+    require(is_number(average) and 0 <= average < 1, "average", average, "in [0, 1)")
     for name in ("warmup_steps", "reset_steps"):
         value = group[name]
-        _require(_is_count(value) and value >= 0, name, value, "a whole number of at least 0")
+        require(is_count(value) and value >= 0, name, value, "a whole number of at least 0")
     growth = group["reset_growth"]
-    _require(_is_number(growth) and growth >= 1, "reset_growth", growth, "at least 1")
+    require(is_number(growth) and growth >= 1, "reset_growth", growth, "at least 1")
     if group["reset_steps"] == 1 and growth == 1:
         raise ValueError(
             "reset_steps=1 with reset_growth=1 makes every step a reset, so the weights never "
             "move: lengthen the interval or let it grow"
         )
     variables = group["variables"]
-    _require(
-        variables in ("tensors", "elements") or (_is_count(variables) and variables >= 1),
+    require(
+        variables in ("tensors", "elements") or (is_count(variables) and variables >= 1),
         "variables",
         variables,
         '"tensors", "elements" or a count of at least 1',
@@ -167,10 +172,10 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in FLAGS:
         value = group[name]
         good = isinstance(value, bool) or (value is None and name in ("foreach", "fused"))
-        _require(good, name, value, "True or False")
+        require(good, name, value, "True or False")
     state_dtype = group["state_dtype"]
     known = state_dtype in STATE_DTYPES
-    _require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
+    require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
     check_preconditioner(group)
     check_implementation(group)
 
@@ -182,7 +187,7 @@ def check_preconditioner(group: Mapping[str, Any]) -> None:
         good = precondition in PRECONDITIONERS
     else:
         good = precondition is None or is_preconditioner(precondition)
-    _require(
+    require(
         good,
         "precondition",
         precondition,
@@ -201,7 +206,7 @@ def _check_before(precondition: Any) -> None:
     while (before := getattr(chain[-1], "before", None)) is not None:
         good = is_preconditioner(before) and not any(before is stage for stage in chain)
         wanted = "None or another Preconditioner"
-        _require(good, f"before of the preconditioner {chain[-1].name!r}", before, wanted)
+        require(good, f"before of the preconditioner {chain[-1].name!r}", before, wanted)
         chain.append(before)
 
 
@@ -214,12 +219,10 @@ def check_moving(group: Mapping[str, Any]) -> None:
     if isinstance(lr, Tensor):
         good = lr.numel() == 1 and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
     else:
-        good = _is_number(lr) and lr >= 0
-    _require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
-    _require(_is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
-    _require(
-        _is_number(decay) and decay >= 0, "weight_decay", decay, "a finite number of at least 0"
-    )
+        good = is_number(lr) and lr >= 0
+    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+    require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
+    require(is_number(decay) and decay >= 0, "weight_decay", decay, "a finite number of at least 0")
 
 
 def check_implementation(group: Mapping[str, Any]) -> None:
@@ -248,20 +251,6 @@ def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
                     f"{name} must agree in all parameter groups: it is {groups[0][name]!r} in "
                     f"group 0 and {group[name]!r} in group {index}"
                 )
-
-
-def _require(good: bool, name: str, value: Any, wanted: str) -> None:
-    if not good:
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

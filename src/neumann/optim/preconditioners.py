@@ -13,14 +13,14 @@ A preconditioner fails where its arithmetic does: a gradient that is not finite 
 that is not, unless the step is skipped; then its state is put back.
 """
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from neumann.optim.checks import is_number, require
 
 States = Sequence[dict[str, Tensor]]
 
@@ -64,18 +64,12 @@ def is_preconditioner(given: Any) -> bool:
 
 def check_decay(decay: Any) -> None:
     """Refuse what no moving mean can have."""
-    if not (_is_number(decay) and 0 <= decay < 1):
-        raise ValueError(f"decay must be in [0, 1), got {decay!r}")
+    require(is_number(decay) and 0 <= decay < 1, "decay", decay, "in [0, 1)")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no finite number above 0."""
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Refuse what cannot be a size."""
+    require(is_number(value) and value > 0, name, value, "a finite number above 0")
 
 
 @dataclass(frozen=True)

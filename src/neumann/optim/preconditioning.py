@@ -11,6 +11,7 @@ the directions of one process; orthogonalising rows by themselves would be anoth
 A step that is skipped on the device leaves P's state as it was.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,20 +63,19 @@ def directions(
         at = [_widened(weights[i]) for i in chosen] if decay else []
         wide = decayed_gradients(wide, at, decay, group["maximize"])
         own = [_own(states[i], parameters[i], group) for i in chosen]
-        before = None if skip is None else [tensor.clone() for s in own for tensor in s.values()]
+        kept = _tensors(own)
+        before = None if skip is None else [tensor.clone() for tensor in kept]
         here = [parameters[i] for i in chosen]
         sharded = any(map(is_dtensor, here))
         for stage in stages(preconditioner):
             if sharded:
                 wide = [_whole(g, p, stage) for g, p in zip(wide, here, strict=True)]
-            kept = [dict(state) for state in own]
             wide = _checked(stage.apply(wide, own), wide, stage)
             _check_kept(own, kept, stage)
             if sharded:
                 wide = [_part(d, p, stage) for d, p in zip(wide, here, strict=True)]
         if skip is not None and before:
-            after = [tensor for s in own for tensor in s.values()]
-            for tensor, old in zip(after, before, strict=True):
+            for tensor, old in zip(kept, before, strict=True):
                 tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
         for i, direction in zip(chosen, wide, strict=True):
             w = weights[i]
@@ -105,20 +105,24 @@ def _checked(found: Any, given: Sequence[Tensor], stage: Preconditioner) -> list
 
 
 def _check_kept(
-    states: Sequence[dict[str, Tensor]], kept: Sequence[dict[str, Tensor]], stage: Preconditioner
+    states: Sequence[dict[str, Tensor]], kept: Sequence[Tensor], stage: Preconditioner
 ) -> None:
     """Refuse a state whose tensors were replaced: the optimizer would never see the new ones."""
     if torch.compiler.is_compiling():
         return
-    for now, before in zip(states, kept, strict=True):
-        if now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
-            changed = sorted(
-                k for k in now.keys() | before.keys() if now.get(k) is not before.get(k)
-            )
-            raise ValueError(
-                f"apply of the preconditioner {stage.name!r} must write to the tensors of a "
-                f"state, as with copy_, and has replaced {', '.join(map(repr, changed))}"
-            )
+    now = _tensors(states)
+    if len(now) == len(kept) and all(map(operator.is_, now, kept)):
+        return
+    known = set(map(id, kept))
+    replaced = sorted({key for state in states for key, t in state.items() if id(t) not in known})
+    raise ValueError(
+        f"apply of the preconditioner {stage.name!r} must write to the tensors of a state, as "
+        f"with copy_, and has replaced {', '.join(map(repr, replaced)) or 'or removed some'}"
+    )
+
+
+def _tensors(states: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+    return [tensor for state in states for tensor in state.values()]
 
 
 def _broken(stage: Preconditioner, wanted: Sequence[torch.Size], got: str) -> str:
