@@ -19,6 +19,7 @@ from ledger import Key, Missing, Setting
 MOMENTA = (0.6, 0.9)
 CONTENDING = 0.5  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
+EPOCHS = 24  # of a run that is tested
 FIRST = 8192  # the batch size that is searched first
 
 

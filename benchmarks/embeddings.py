@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import origin
+from environment import environment
+from markdown_cells import cell, difference, line
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -118,6 +119,18 @@ def best_lr(text: Tensor, diagonal: tuple[str, ...]) -> tuple[float, dict[float,
     return best, losses
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over seeds and the paired difference to the first choice."""
+    lines = [["", "lr", "nats a word", "n", "difference", "p"], ["---", *["--:"] * 5]]
+    for row in rows:
+        losses = row["losses"]
+        cells = [row["choice"], f"{row['lr']:.3g}", cell(mean_interval(losses).mean, "{:.3f}")]
+        d = paired_difference(losses, rows[0]["losses"])
+        compared = [difference(d.mean, d.low, d.high, digits=3), cell(d.p, "{:.2g}")]
+        lines.append([*cells, str(len(losses)), *(["", ""] if row is rows[0] else compared)])
+    return "\n".join(map(line, lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -134,16 +147,10 @@ def main() -> None:
         seeds = range(1, 1 + arguments.seeds)
         losses = [trained_loss(text, diagonal, lr, seed) for seed in seeds]
         rows.append({"choice": name, "lr": lr, "tried": tried, "losses": losses})
-    print("\n| | lr | nats a word | n | difference | p |\n|---|--:|--:|--:|--:|--:|")
-    for row in rows:
-        mean = mean_interval(row["losses"]).mean
-        cells = [row["choice"], f"{row['lr']:.3g}", f"{mean:.3f}", str(len(row["losses"]))]
-        if row is not rows[0]:
-            d = paired_difference(row["losses"], rows[0]["losses"])
-            cells += [f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]", f"{d.p:.2g}"]
-        print("| " + " | ".join(cells + [""] * (6 - len(cells))) + " |")
+    print()
+    print(table(rows))
     if arguments.json:
-        found = {"rows": rows, **origin(None)}
+        found = {**environment(torch.device("cpu")), "rows": rows}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -40,8 +40,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ENTRANTS, FIRST, Search, Tuning
-from contest_table import everything_tested, summary, written
+from contest import ENTRANTS, EPOCHS, FIRST, Search, Tuning
+from contest_summary import summary
+from contest_table import everything_tested, written
 from environment import origin
 from ledger import Key, Ledger, Missing, Setting, claim
 
@@ -54,7 +55,6 @@ from neumann.lab.training import Training
 
 RESULTS = Path("results/large-batch.jsonl")
 BATCHES = (8192, 16384, 2048, 512)
-EPOCHS = 24
 TIMED_EPOCHS = 4
 TARGET = 90.0  # %
 

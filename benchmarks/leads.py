@@ -21,6 +21,7 @@ import torch
 from environment import origin
 from large_batch import RESULTS, Contest, Trainer, add_training_arguments
 from ledger import Key, Ledger, Setting
+from markdown_cells import cell, difference, line
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.optimizers import Arm
@@ -145,7 +146,8 @@ def setting_of(lead: Lead, chosen: Setting) -> Setting:
 
 def table(ledger: Ledger, keys: dict[str, list[Key]]) -> str:
     """Means over seeds and the paired difference to the arm as it is."""
-    lines = ["| | held out, % | n | training loss | difference | p |", "|---|--:|--:|--:|--:|--:|"]
+    heads = ["", "held out, %", "n", "training loss", "difference", "p"]
+    lines = [heads, ["---", *["--:"] * 5]]
     scores = {
         name: {key.seed: ledger.score(key) for key in own if key in ledger.runs}
         for name, own in keys.items()
@@ -155,14 +157,14 @@ def table(ledger: Ledger, keys: dict[str, list[Key]]) -> str:
             continue
         runs = [ledger.runs[key] for key in keys[name] if key in ledger.runs]
         loss = statistics.fmean(run.get("train_loss", math.nan) for run in runs)
-        line = f"| {name} | {statistics.fmean(own.values()):.2f} | {len(own)} | {loss:.3f} |"
-        d = paired_difference(*common_seeds(own, scores[AS_IT_IS]))
-        if d.low is None or name == AS_IT_IS:
-            lines.append(line + " | |")
-            continue
-        p = "" if d.p is None else f"{d.p:.2g}"
-        lines.append(line + f" {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}] | {p} |")
-    return "\n".join(lines)
+        cells = [name, f"{statistics.fmean(own.values()):.2f}", str(len(own)), f"{loss:.3f}"]
+        if name == AS_IT_IS:
+            cells += ["", ""]
+        else:
+            d = paired_difference(*common_seeds(own, scores[AS_IT_IS]))
+            cells += [difference(d.mean, d.low, d.high), cell(d.p, "{:.2g}")]
+        lines.append(cells)
+    return "\n".join(map(line, lines))
 
 
 def main() -> None:

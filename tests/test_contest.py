@@ -12,7 +12,8 @@ from pathlib import Path
 import ledger as ledger_module
 import pytest
 from contest import ENTRANTS, Search, Tuning
-from contest_table import everything_tested, summary, written
+from contest_summary import summary
+from contest_table import everything_tested, written
 from large_batch import Contest, Trainer
 from ledger import Key, Ledger, Missing, Setting, claim
 
