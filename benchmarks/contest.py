@@ -2,10 +2,10 @@
 
 Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
 momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
-until it has a worse one on either side. Searches are shorter than the runs that are tested, and
-learning rate and decay depend on the length. So the contenders at large batches, those within half
-a point of the best of ours or of the others, are tuned once more in as many steps, their momentum
-kept. Scores are % of images classified right; a run that diverged has 0.
+until both its neighbours were tried and neither is better. Searches are shorter than the runs that
+are tested, and learning rate and decay depend on the length. So the contenders at large batches,
+those within half a point of the best of ours or of the others, are tuned once more in as many
+steps, their momentum kept. Scores are % of images classified right; a run that diverged has 0.
 """
 
 import contextlib

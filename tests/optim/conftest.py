@@ -1,6 +1,10 @@
-"""Tests that name the implementation "triton" run the CUDA path on CPU tensors, interpreted."""
+"""What tests of the optimizer find around them.
+
+Those that name the implementation "triton" run the CUDA path on CPU tensors, interpreted.
+"""
 
 import pytest
+import torch
 
 from neumann.optim import execution
 
@@ -11,3 +15,14 @@ def _cuda_path_on_cpu_tensors(request, monkeypatch):
     if parameters.get("implementation") == "triton":
         cuda = execution.Implementation.CUDA
         monkeypatch.setattr(execution, "_fused", lambda devices: (cuda, None))
+
+
+@pytest.fixture
+def compiler_afresh():
+    """Without the graphs of other tests, and with none left to them."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
