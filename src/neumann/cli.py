@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from neumann.lab.config import TrainConfig
+    from neumann.lab.processes import Process
     from neumann.lab.studies import CompareConfig
 
 CRASHED, USAGE, DIVERGED, BROKEN_PIPE = 1, 2, 3, 141
@@ -104,25 +106,29 @@ def _run(words: list[str]) -> int:
 def _train(words: list[str]) -> None:
     from neumann.lab.config import TrainConfig
     from neumann.lab.flags import parsed
-    from neumann.lab.naming import fresh_folder
-    from neumann.lab.processes import expected_ranks, gathered, joined
-    from neumann.lab.progress import shown
-    from neumann.lab.training import Training
+    from neumann.lab.processes import expected_ranks, joined
 
     config = parsed(TrainConfig, words, "train").resolve(expected_ranks())
     with joined() as process:
-        training = Training(config, process)
-        # All write to the folder that the first has found to be new.
-        folder = gathered(config.output or fresh_folder(config.title), process)[0]
-        with shown(training, process) as observe:
-            summary = training.run(folder, observe)
-        if process.leads:
-            took = f"{summary.seconds:.1f} s of training"
-            if summary.compile_seconds:
-                took += f" and {summary.compile_seconds:.1f} s of compilation"
-            print(
-                f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps, {took}: {folder}"
-            )
+        _train_together(config, process)
+
+
+def _train_together(config: "TrainConfig", process: "Process") -> None:
+    from neumann.lab.naming import fresh_folder
+    from neumann.lab.processes import gathered
+    from neumann.lab.progress import shown
+    from neumann.lab.training import Training
+
+    training = Training(config, process)
+    # All write to the folder that the first has found to be new.
+    folder = gathered(config.output or fresh_folder(config.title), process)[0]
+    with shown(training, process) as observe:
+        summary = training.run(folder, observe)
+    if process.leads:
+        took = f"{summary.seconds:.1f} s of training"
+        if summary.compile_seconds:
+            took += f" and {summary.compile_seconds:.1f} s of compilation"
+        print(f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps, {took}: {folder}")
 
 
 def _compare(words: list[str]) -> None:

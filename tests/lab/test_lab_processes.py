@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from neumann.lab.processes import Process, Stopping, led
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.training import Diverged, Training
 
+COUNTED = Path(__file__).parents[1] / "threads_left.py"
 DIGITS = TrainConfig(opt="neumann:warmup_epochs=1", lr=0.1, epochs=2, log_every=5).resolve()
 IMAGES = TrainConfig(
     data="synthetic:1x8x8,4,256",
@@ -199,11 +201,11 @@ def test_other_numbers_of_processes_are_refused(two, tmp_path):
 
 
 def test_torchrun(tmp_path):
-    """As a user starts it; a SIGTERM to torchrun reaches all, and the run goes on."""
+    """As a user starts it; a SIGTERM to torchrun reaches all, and the run goes on to its end."""
     folder = tmp_path / "run"
     words = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "40", "--resume"]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "neumann", "train", *words, "auto"]
+    command += ["--nproc-per-node", "2", str(COUNTED), "-m", "neumann", "train", *words, "auto"]
     command += ["--output", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -218,4 +220,5 @@ def test_torchrun(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy") == 1
+    assert done.stdout.count("threads left: 1\n") == 2, done.stdout
     assert read_summary(folder)["accuracy"] > 90

@@ -5,6 +5,8 @@ only the leading process does (writing records), it does through `led`, so that 
 everyone's and nobody waits for ever.
 """
 
+import gc
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,10 +58,15 @@ def joined() -> Iterator[Process]:
         raise UsageError(f"there are {gpus} GPUs here: torchrun --nproc-per-node {gpus} at most")
     if gpus:
         torch.cuda.set_device(process.local_rank)
+    # DDP would import this when there is a group, which its default arguments would hold for ever.
+    importlib.import_module("torch.distributed.nn")
     distributed.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
         yield process
     finally:
+        # A group ends its threads when nothing holds it any more. A thread that is left, and lets
+        # go of a tensor while the interpreter goes down, takes the process down with an abort.
+        gc.collect()
         distributed.destroy_process_group()
 
 
