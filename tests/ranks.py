@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-SECONDS = 180  # for one function; a rank that waits for another for ever is a failure
+from patience import PATIENCE
 
 
 class Ranks:
@@ -33,7 +33,7 @@ class Ranks:
         answers: dict[int, Any] = {}
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         while waiting:
-            ready = wait(list(waiting), timeout=SECONDS)
+            ready = wait(list(waiting), timeout=PATIENCE)
             failure = None if ready else f"ranks {sorted(waiting.values())} gave no answer"
             for pipe in ready:
                 rank = waiting.pop(pipe)

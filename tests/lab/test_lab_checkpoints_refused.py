@@ -13,6 +13,7 @@ from checkpointing import consistent, names, payload
 
 from neumann.lab import files
 from neumann.lab.checkpoints import CheckpointError, Checkpoints
+from patience import PATIENCE
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -107,7 +108,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *script],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
     assert done.stdout == "passed\n", done.stderr
 

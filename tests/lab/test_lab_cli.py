@@ -12,6 +12,7 @@ import pytest
 import neumann
 from neumann.cli import main
 from neumann.lab.reading import read_config
+from patience import PATIENCE
 
 
 def test_help_names_the_commands(capsys):
@@ -103,7 +104,7 @@ def test_wrong_words_in_a_terminal():
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
-        timeout=60,
+        timeout=PATIENCE,
     )
     expected = b"neumann: unknown --sched 'cosin'; the nearest: cosine\r\n"
     assert (done.returncode, done.stdout) == (2, expected)
@@ -160,7 +161,7 @@ def test_a_closed_pipe_is_quiet():
     read, write = os.pipe()
     os.close(read)
     words = [sys.executable, "-m", "neumann", "train", "--help"]
-    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 141

@@ -19,6 +19,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.processes import Process, Stopping, led
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.training import Diverged, Training
+from patience import PATIENCE
 
 CHECKED = Path(__file__).parents[1] / "leaving_no_thread.py"
 DIGITS = TrainConfig(opt="neumann:warmup_epochs=1", lr=0.1, epochs=2, log_every=5).resolve()
@@ -214,10 +215,12 @@ def test_torchrun(tmp_path):
     while not (folder / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert output.count("--resume auto continues") == 1, output
     assert read_summary(folder) is None
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy") == 1
     assert read_summary(folder)["accuracy"] > 90

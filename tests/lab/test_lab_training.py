@@ -20,6 +20,7 @@ from neumann.lab.optimizers import RECIPES
 from neumann.lab.processes import Process
 from neumann.lab.reading import read_metrics, read_summary
 from neumann.lab.training import Diverged, Training
+from patience import PATIENCE
 
 FLAGS = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "6", "--log-every", "7"]
 
@@ -87,11 +88,11 @@ def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(whole, tmp_path, 
     process = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
     wait_for(folder / "metrics.jsonl", process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number, errors
     assert "--resume auto continues" in errors
     assert read_summary(folder) is None
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert same(final(folder), final(whole))
 
@@ -109,7 +110,7 @@ def test_killed_at_random_moments(whole, tmp_path):
         time.sleep(moments.uniform(2.0, 5.0))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert same(final(folder), final(whole))
 

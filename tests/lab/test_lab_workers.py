@@ -22,6 +22,7 @@ from neumann.lab.progress import _Ends
 from neumann.lab.reading import read_metrics
 from neumann.lab.studies import CompareConfig
 from neumann.lab.workers import Watch
+from patience import PATIENCE
 
 
 class Stop(Exception):
@@ -41,7 +42,7 @@ def begin(folder):
 
 
 def wait_until(happened, process=None):
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not happened() and (process is None or process.poll() is None):
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -77,7 +78,7 @@ def test_a_signal_stops_all_and_the_same_command_goes_on(tmp_path, number, send)
     workers = workers_of(process)
     assert len(workers) == 2
     send(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number, errors
     assert errors == (
         f"neumann: stopped by {number.name} after 0 of 2 trainings; the same command with "
@@ -112,7 +113,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_others_save(tmp_path):
     folder = tmp_path / "x"
     process = begin(folder)
     os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert errors.count("\n") == 1
     assert re.match(r"neumann: the process that trained \w+ seed 0 was killed by SIGKILL; ", errors)
@@ -123,7 +124,7 @@ def test_killed_with_its_workers_at_work_the_same_command_goes_on_at_once(tmp_pa
     process = begin(tmp_path)
     workers = workers_of(process)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     with pytest.raises(Stop):
         compare(LONG, tmp_path, StopAtLine())
     assert not any(map(is_running, workers))
@@ -158,7 +159,7 @@ def test_a_worker_ends_with_its_parent_even_if_it_has_nothing_to_say(tmp_path):
     (worker,) = workers_of(parent)
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENCE
     try:
         while is_running(worker):
             assert time.monotonic() < end

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
 from sharding import needs_fsdp
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_digits.py"
@@ -17,7 +18,9 @@ def accuracy(*arguments):
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, "--nproc-per-node", "2", str(CHECKED), str(EXAMPLE), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return float(re.search(r"on 2 processes: ([\d.]+) % right", done.stdout)[1])
 
