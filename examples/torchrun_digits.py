@@ -78,7 +78,7 @@ def main() -> None:
     if distributed.get_rank() == 0:
         kind = "FSDP2" if arguments.fsdp else "DDP"
         print(f"{kind} on {distributed.get_world_size()} processes: {accuracy:.2f} % right")
-    gc.collect()  # FSDP's modules hold the group, which ends its threads when nothing does
+    gc.collect()  # of FSDP's modules, which would keep the group and its threads alive
     distributed.destroy_process_group()
 
 

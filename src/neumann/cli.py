@@ -114,6 +114,7 @@ def _train(words: list[str]) -> None:
 
 
 def _train_together(config: "TrainConfig", process: "Process") -> None:
+    """A function of its own, so that the training is gone before the processes part."""
     from neumann.lab.naming import fresh_folder
     from neumann.lab.processes import gathered
     from neumann.lab.progress import shown
