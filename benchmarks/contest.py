@@ -2,10 +2,11 @@
 
 Every optimizer is tuned alike: three learning rates in ratio 2, times two weight decays, times
 momentum 0.6 and 0.9, which all of them have; then further learning rates beside the best of all
-until both its neighbours were tried and neither is better. Searches are shorter than the runs that
-are tested, and learning rate and decay depend on the length. So the contenders at large batches,
-those within half a point of the best of ours or of the others, are tuned once more in as many
-steps, their momentum kept. Scores are % of images classified right; a run that diverged has 0.
+until it has a worse one on either side. Of equally good ones the first that was tried is taken.
+Searches are shorter than the runs that are tested, and learning rate and decay depend on the
+length. So the contenders at large batches, those within half a point of the best of ours or of the
+others, are tuned once more in as many steps, their momentum kept. Scores are % of images classified
+right; a run that diverged has 0.
 """
 
 import contextlib
@@ -88,13 +89,18 @@ class Search:
         decays: Iterable[float] | None = None,
         momenta: Iterable[float] = MOMENTA,
     ) -> Setting:
-        """The best setting; its learning rate is bracketed."""
+        """The best setting; its learning rate is bracketed by two that are worse."""
         places = self._beginning(decays, momenta)
         while True:
             scores = {place: score(self.key(*place)) for place in places}
-            point, decay, momentum = max(places, key=lambda place: scores[place])
-            beside = [(point - OCTAVE, decay, momentum), (point + OCTAVE, decay, momentum)]
-            missing = [place for place in beside if place not in scores]
+            best = point, decay, momentum = max(places, key=lambda place: scores[place])
+            missing = []
+            for octave in (-OCTAVE, OCTAVE):
+                beside = point + octave
+                while scores.get((beside, decay, momentum)) == scores[best]:
+                    beside += octave
+                if (beside, decay, momentum) not in scores:
+                    missing.append((beside, decay, momentum))
             if not missing:
                 return self.key(point, decay, momentum).setting
             places += missing

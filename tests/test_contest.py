@@ -71,6 +71,20 @@ def test_the_search_widens_until_the_best_is_bracketed(octaves):
     assert {lr / best_lr for lr in asked} <= {2.0**k for k in range(-12, 12)}
 
 
+@pytest.mark.parametrize("side", [-1, 1])
+def test_the_search_goes_on_past_a_tie(side):
+    """Two rates that are equally good are bracketed together, and the first one is taken."""
+    middle = ENTRANTS["Muon"].lr
+    asked = []
+
+    def score(key):
+        asked.append(key.setting.lr)
+        return landscape(middle * 2.0 ** (side / 2))(key)
+
+    assert MUON.best(score) == Setting(middle, 2.0, 0.6)
+    assert middle * 2.0 ** (2 * side) in asked
+
+
 def test_other_batches_begin_where_the_first_has_led():
     adam = ENTRANTS["AdamW"]
     for batch, middle in ((8192, adam.lr), (512, adam.lr * 2.0**adam.shift)):
