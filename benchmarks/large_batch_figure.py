@@ -49,8 +49,9 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def _panel(axes: Axes, curves: Curves, ours: set[str], apart: bool = False) -> None:
     ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
-    for place, name in enumerate(ranked):
-        points = curves[name]
+    looks = sorted(ranked, key=lambda name: name not in ours)  # colours come again, not among ours
+    for name in ranked:
+        place, points = looks.index(name), curves[name]
         shifts = [_shift(name, batch, ranked, curves) if apart else 1.0 for batch, _ in points]
         means = [interval["mean"] for _, interval in points]
         low, high = (
