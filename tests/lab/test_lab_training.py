@@ -184,20 +184,6 @@ def test_every_optimizer_trains(arm, tmp_path):
     assert resumed.run(tmp_path / "run") == summary
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_runs_share_one_compilation(tmp_path):
-    """Another seed and another optimizer in the same process compile nothing."""
-    counters = torch._dynamo.utils.counters
-    config = TrainConfig(opt="sgd", epochs=1, batch_size=256, compile="on")
-    first = Training(config.resolve(), Process()).run(tmp_path / "first")
-    compiled = counters["stats"]["unique_graphs"]
-    assert compiled >= 1
-    other = dataclasses.replace(config, opt="adamw", seed=1)
-    second = Training(other.resolve(), Process()).run(tmp_path / "second")
-    assert counters["stats"]["unique_graphs"] == compiled
-    assert second.compile_seconds < first.compile_seconds
-
-
 def test_tensorboard_has_the_records(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -32,7 +32,9 @@ class Gradients:
         compiled: bool = False,
     ) -> None:
         self._network = network
-        self._forward = torch.compile(network) if compiled else network
+        # A process may train at several batch sizes, but a run has one: kernels for any would be
+        # slower, and which run gets them would depend on the runs before it.
+        self._forward = torch.compile(network, dynamic=False) if compiled else network
         self._optimizer = optimizer
         self._loss = loss
         self._autocast = autocast

@@ -1,0 +1,42 @@
+"""What is compiled in a process that trains several times: every batch size, once."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from neumann.lab.config import TrainConfig
+from neumann.lab.gradients import Gradients
+from neumann.lab.processes import Process
+from neumann.lab.training import Training
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+def compilations():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_runs_share_one_compilation(tmp_path):
+    """Another seed and another optimizer in the same process compile nothing."""
+    config = TrainConfig(opt="sgd", epochs=1, batch_size=256, compile="on")
+    first = Training(config.resolve(), Process()).run(tmp_path / "first")
+    compiled = compilations()
+    assert compiled >= 1
+    other = dataclasses.replace(config, opt="adamw", seed=1)
+    second = Training(other.resolve(), Process()).run(tmp_path / "second")
+    assert compilations() == compiled
+    assert second.compile_seconds < first.compile_seconds
+
+
+def test_every_batch_size_has_a_compilation_of_its_own():
+    """Not one for all sizes after the second, which would be slower."""
+    before = compilations()
+    network = torch.nn.Sequential(torch.nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(network.parameters())
+    gradients = Gradients(network, optimizer, cross_entropy, contextlib.nullcontext, compiled=True)
+    for size in (8, 16, 24):
+        gradients([(torch.ones(size, 5), torch.zeros(size, dtype=torch.long))])
+    assert compilations() == before + 3
