@@ -13,6 +13,9 @@ MARKS = [
     pytest.mark.usefixtures("compiler_afresh"),
     # From inside torch, where its compiler is imported.
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    # And of torch 2.6, where it logs a graph and has read this option before: it depends on the
+    # tests that ran earlier in the process.
+    pytest.mark.filterwarnings("ignore:Skipping serialization of skipfiles:UserWarning"),
 ]
 # Dynamo of torch 2.6 does not follow an exception out of a `with`, and says that instead.
 FOLLOWS = hasattr(torch._dynamo.symbolic_convert.InstructionTranslatorBase, "WITH_EXCEPT_START")
