@@ -31,7 +31,7 @@ class Entrant:
     opt: str  # an arm of the lab, with {momentum}
     lr: float
     decays: tuple[float, ...]
-    shift: int = 0  # octaves from lr to where the search at FIRST has led: where the others begin
+    shift: int = 0  # octaves from lr to near where the search at FIRST led: the others begin there
     sched: str = "linear"
     ours: bool = False
 
@@ -63,6 +63,7 @@ ENTRANTS = {
 
 
 Score = Callable[[Key], float]
+Place = tuple[int, float, float]  # half octaves from the entrant's first lr, decay, momentum
 
 
 @dataclass(frozen=True)
@@ -93,21 +94,14 @@ class Search:
         places = self._beginning(decays, momenta)
         while True:
             scores = {place: score(self.key(*place)) for place in places}
-            best = point, decay, momentum = max(places, key=lambda place: scores[place])
-            missing = []
-            for octave in (-OCTAVE, OCTAVE):
-                beside = point + octave
-                while scores.get((beside, decay, momentum)) == scores[best]:
-                    beside += octave
-                if (beside, decay, momentum) not in scores:
-                    missing.append((beside, decay, momentum))
+            best = max(places, key=lambda place: scores[place])
+            beside = (_beyond_ties(scores, best, side) for side in (-OCTAVE, OCTAVE))
+            missing = [place for place in beside if place not in scores]
             if not missing:
-                return self.key(point, decay, momentum).setting
+                return self.key(*best).setting
             places += missing
 
-    def _beginning(
-        self, decays: Iterable[float] | None, momenta: Iterable[float]
-    ) -> list[tuple[int, float, float]]:
+    def _beginning(self, decays: Iterable[float] | None, momenta: Iterable[float]) -> list[Place]:
         entrant = ENTRANTS[self.entrant]
         middle = 0 if self.batch == FIRST else OCTAVE * entrant.shift
         tried = tuple(decays or entrant.decays), tuple(momenta)
@@ -143,6 +137,14 @@ class Search:
 
     def _at(self, score: Score, point: int, setting: Setting) -> float:
         return score(self.key(point, setting.decay, setting.momentum))
+
+
+def _beyond_ties(scores: dict[Place, float], best: Place, side: int) -> Place:
+    """The first learning rate on that side which is not as good, as far as is known."""
+    point, decay, momentum = best
+    while scores.get((point, decay, momentum)) == scores[best]:
+        point += side
+    return point, decay, momentum
 
 
 def _outwards() -> Iterator[int]:

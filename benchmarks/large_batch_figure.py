@@ -49,7 +49,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def _panel(axes: Axes, curves: Curves, ours: set[str], apart: bool = False) -> None:
     ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
-    looks = sorted(ranked, key=lambda name: name not in ours)  # colours come again, not among ours
+    looks = sorted(ranked, key=lambda name: name not in ours)  # ours have a colour each
     for name in ranked:
         place, points = looks.index(name), curves[name]
         shifts = [_shift(name, batch, ranked, curves) if apart else 1.0 for batch, _ in points]
