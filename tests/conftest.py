@@ -1,4 +1,4 @@
-"""What every test finds: Triton set up, and processes to train together."""
+"""What every test finds: Triton set up, processes to train together, a compiler afresh."""
 
 import os
 import signal
@@ -34,3 +34,14 @@ def two() -> Iterator[Ranks]:
 def four() -> Iterator[Ranks]:
     """Four of them."""
     yield from pool(4)
+
+
+@pytest.fixture
+def compiler_afresh() -> Iterator[None]:
+    """Without the graphs of other tests, and with none left to them."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

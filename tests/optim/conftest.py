@@ -4,7 +4,6 @@ Those that name the implementation "triton" run the CUDA path on CPU tensors, in
 """
 
 import pytest
-import torch
 
 from neumann.optim import execution
 
@@ -15,14 +14,3 @@ def _cuda_path_on_cpu_tensors(request, monkeypatch):
     if parameters.get("implementation") == "triton":
         cuda = execution.Implementation.CUDA
         monkeypatch.setattr(execution, "_fused", lambda devices: (cuda, None))
-
-
-@pytest.fixture
-def compiler_afresh():
-    """Without the graphs of other tests, and with none left to them."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
