@@ -21,7 +21,7 @@ MOMENTA = (0.6, 0.9)
 CONTENDING = 0.5  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
 EPOCHS = 24  # of a run that is tested
-FIRST = 8192  # the batch size that is searched first
+LARGE = 8192  # a batch size, from which contenders are tuned once more
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Entrant:
     opt: str  # an arm of the lab, with {momentum}
     lr: float
     decays: tuple[float, ...]
-    shift: int = 0  # octaves from lr to near where the search at FIRST led: the others begin there
     sched: str = "linear"
     ours: bool = False
 
@@ -43,18 +42,18 @@ class Entrant:
 # The decays of Muon and of the spectral form are decoupled and act once a step, whatever the
 # momentum; a step of ours is lr/(1 − μ) long and one of Muon lr. So ours are Muon's over 1 − 0.6.
 ENTRANTS = {
-    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.8, (5e-4, 5e-3), -2),
-    "LARS": Entrant("lars:momentum={momentum}", 4.0, (5e-4, 5e-3), 2),
-    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.02, (0.01, 0.1), 1),
-    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -2),
-    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -3),
+    "SGD-Nesterov": Entrant("sgd:momentum={momentum}", 0.2, (5e-4, 5e-3)),
+    "LARS": Entrant("lars:momentum={momentum}", 16.0, (5e-4, 5e-3)),
+    "LAMB": Entrant("lamb:betas=({momentum},0.999)", 0.04, (0.01, 0.1)),
+    "AdamW": Entrant("adamw:betas=({momentum},0.999)", 0.002, (0.05, 0.5)),
+    "NAdamW": Entrant("nadamw:betas=({momentum},0.999)", 0.001, (0.05, 0.5)),
     "schedule-free AdamW": Entrant(
-        "schedulefree:betas=({momentum},0.999)", 0.008, (0.05, 0.5), -2, "constant"
+        "schedulefree:betas=({momentum},0.999)", 0.002, (0.05, 0.5), "constant"
     ),
     "Muon": Entrant("muon:momentum={momentum}", 0.04, (0.5, 2.0)),
-    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.8, (5e-4, 5e-3), -2, ours=True),
+    "Neumann (paper)": Entrant("neumann:momentum={momentum}", 0.2, (5e-4, 5e-3), ours=True),
     "Neumann diagonal": Entrant(
-        "neumann:precondition=diagonal,momentum={momentum}", 0.02, (0.1, 1.0), -4, ours=True
+        "neumann:precondition=diagonal,momentum={momentum}", 0.00125, (0.1, 1.0), ours=True
     ),
     "Neumann spectral": Entrant(
         "neumann:precondition=spectral,momentum={momentum}", 0.03, (1.25, 5.0), ours=True
@@ -103,9 +102,8 @@ class Search:
 
     def _beginning(self, decays: Iterable[float] | None, momenta: Iterable[float]) -> list[Place]:
         entrant = ENTRANTS[self.entrant]
-        middle = 0 if self.batch == FIRST else OCTAVE * entrant.shift
         tried = tuple(decays or entrant.decays), tuple(momenta)
-        return list(itertools.product((middle, middle - OCTAVE, middle + OCTAVE), *tried))
+        return list(itertools.product((0, -OCTAVE, OCTAVE), *tried))
 
     def transferred(self, score: Score, setting: Setting) -> Setting:
         """For another model: nothing tuned but the learning rate."""

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ENTRANTS, EPOCHS, FIRST, Search, Tuning
+from contest import ENTRANTS, EPOCHS, LARGE, Search, Tuning
 from contest_summary import summary
 from contest_table import everything_tested, written
 from environment import origin
@@ -218,7 +218,7 @@ class Contest:
     def tuning(self, batch: int) -> Tuning:
         """What the searches at a batch size have come to."""
         short = self._arguments.epochs or search_epochs(batch)
-        once = self._arguments.once or self._arguments.epochs or batch < FIRST
+        once = self._arguments.once or self._arguments.epochs or batch < LARGE
         return Tuning(self._ledger.score, batch, short, short if once else full_epochs(batch))
 
     def _pairs(self) -> Iterator[tuple[str, int]]:

@@ -14,7 +14,7 @@ import pytest
 from contest import ENTRANTS, Search, Tuning
 from contest_summary import summary
 from contest_table import everything_tested, written
-from large_batch import Contest, Trainer
+from large_batch import BATCHES, Contest, Trainer
 from ledger import Key, Ledger, Missing, Setting, claim
 
 MUON = Search("Muon", 8192, 12)
@@ -85,9 +85,9 @@ def test_the_search_goes_on_past_a_tie(side):
     assert middle * 2.0 ** (2 * side) in asked
 
 
-def test_other_batches_begin_where_the_first_has_led():
-    adam = ENTRANTS["AdamW"]
-    for batch, middle in ((8192, adam.lr), (512, adam.lr * 2.0**adam.shift)):
+def test_every_batch_begins_at_the_same_learning_rates():
+    middle = ENTRANTS["AdamW"].lr
+    for batch in BATCHES:
         begun = {key.setting.lr for key in Search("AdamW", batch, 12).beginning()}
         assert begun == {middle / 2, middle, middle * 2}
 
