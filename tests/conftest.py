@@ -18,6 +18,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings are errors where there is no GPU. With one torch warns of parts of its own."""
+    if torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 def pool(size: int) -> Iterator[Ranks]:
     ranks = Ranks(size)
     yield ranks
