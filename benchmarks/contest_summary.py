@@ -15,7 +15,9 @@ from ledger import Key, Ledger, Missing, accuracy
 from neumann.lab.statistics import common_seeds, mean_interval, paired_difference
 
 
-def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str, Any]:
+def summary(
+    ledger: Ledger, tuning: Tuning, model: str = "resnet9", first_seed: int = 0
+) -> dict[str, Any]:
     """The rows of one batch size, of those entrants whose search is over."""
     rows = []
     for entrant in ENTRANTS:
@@ -26,7 +28,7 @@ def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str,
                 chosen = here.of(here.transferred(ledger.score, chosen.setting))
         except Missing:
             continue
-        rows.append(_row(ledger, chosen, tuning.epochs))
+        rows.append(_row(ledger, chosen, tuning.epochs, first_seed))
     peers = [row for row in rows if not row["ours"]]
     best = max(peers, key=lambda row: (row["held_out_epochs"], row["held_out"]), default=None)
     for row in rows:
@@ -39,9 +41,10 @@ def summary(ledger: Ledger, tuning: Tuning, model: str = "resnet9") -> dict[str,
     }
 
 
-def _row(ledger: Ledger, chosen: Key, epochs: int) -> dict[str, Any]:
+def _row(ledger: Ledger, chosen: Key, epochs: int, first_seed: int) -> dict[str, Any]:
     setting = chosen.setting
-    runs = ledger.seeds(replace(chosen, stage="final", epochs=EPOCHS))
+    tested = ledger.seeds(replace(chosen, stage="final", epochs=EPOCHS))
+    runs = {seed: run for seed, run in tested.items() if seed >= first_seed}
     scores = scores_of(runs)
     reached = [run.get("steps_to_target") for run in runs.values()]
     return {

@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="of each winner")
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--first-seed", type=int, default=0, help="to test, or to compare from")
     parser.add_argument(
         "--setting",
         type=float,
@@ -334,11 +334,14 @@ def main() -> None:
             print("the time is over; the same command goes on")
         return
     found = {
-        "resnet9": [summary(ledger, contest.tuning(batch)) for batch in sorted(BATCHES)],
-        "resnet18": [summary(ledger, contest.tuning(8192), "resnet18")],
+        model: [
+            summary(ledger, contest.tuning(batch), model, arguments.first_seed) for batch in batches
+        ]
+        for model, batches in (("resnet9", sorted(BATCHES)), ("resnet18", [8192]))
     }
     print(written(found))
-    arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    if not arguments.first_seed:  # all of them
+        arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -289,6 +289,8 @@ def test_the_table_compares_with_the_peer_that_was_best_held_out(tmp_path):
     assert rows["Muon"]["seconds"] == 12.0
     assert rows["Muon"]["range"]["octaves"] == 2.0
     assert rows["Muon"]["steps_to_target"] is None
+    later = {row["entrant"]: row for row in summary(ledger, tuning, first_seed=1)["rows"]}
+    assert later["Neumann spectral"]["difference"]["mean"] == pytest.approx(0.7)
     text = written({"resnet9": [found], "resnet18": [summary(ledger, tuning, "resnet18")]})
     assert "| Muon | 0.04, 0.5, 0.6 | 90.00 | 91.00 ± 12.71 | 2 |" in text
     assert "resnet18" not in text
