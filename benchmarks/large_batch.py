@@ -158,7 +158,8 @@ class Trainer:
 def steps_to(target: float, metrics: Path) -> int | None:
     """The steps after which the accuracy was there for the first time, of those evaluated."""
     for line in map(json.loads, metrics.read_text().splitlines()):
-        score = line.get("accuracy_recalibrated", line.get("accuracy"))
+        score = line.get("accuracy_recalibrated")
+        score = line.get("accuracy") if score is None else score
         if line["kind"] == "epoch" and score is not None and score >= target:
             return int(line["step"])
     return None
