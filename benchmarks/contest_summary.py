@@ -1,4 +1,4 @@
-"""What the contest has found so far: for each batch size the winners, tested, beside the best peer.
+"""What the contest has found: for each batch size the winners, tested, beside the best peer.
 
 The best peer is the one of the others with the best held-out score, at full length if any was tuned
 so. Differences to it are paired by seed. A run that diverged has no number; it is counted.

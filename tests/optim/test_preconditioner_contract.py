@@ -78,6 +78,39 @@ def test_options_of_preconditioners(bad):
                 kind(decay=bad)
 
 
+def refused(precondition, message):
+    with pytest.raises(ValueError, match=message):
+        Neumann(network().parameters(), lr=0.1, precondition=precondition)
+
+
+class Half:
+    """Two parts of four."""
+
+    def create(self, parameter):
+        return {}
+
+    def apply(self, gradients, states):
+        return list(gradients)
+
+
+def test_what_is_none_is_refused_and_told_what_it_lacks():
+    refused(Half(), "or a Preconditioner, got <.*Half object.*>, which has no name, elementwise$")
+    refused(Signs, "or a Preconditioner, got <class .*Signs'>$")
+    refused("spectrl", "must be None, one of 'diagonal', 'spectral' or a .*, got 'spectrl'$")
+
+
+@dataclass(frozen=True)
+class Named(Signs):
+    """By a name that it should not have."""
+
+    name = "spectral"
+
+
+def test_a_name_of_ours_is_refused():
+    """The checkpoint would be taken for one of the built-in P."""
+    refused(Named(), "must be none of 'diagonal', 'spectral', got 'spectral' of Named()")
+
+
 def test_derivatives_of_a_step_are_without_one():
     with pytest.raises(ValueError, match="records no preconditioner"):
         Neumann(

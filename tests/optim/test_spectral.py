@@ -20,6 +20,16 @@ def test_orthogonalised_matrices_have_the_gradients_singular_vectors(shape):
     assert values.max() < 1.3
 
 
+def test_small_singular_values_come_up_too():
+    """From a few thousandths of the norm, for which four iterations are too few."""
+    values = torch.tensor([1.0, 0.3, 0.03, 0.003])
+    u, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+    v, _ = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))
+    found = torch.linalg.svdvals(orthogonalised((u @ torch.diag(values) @ v.mT)[None])[0])
+    assert found.min() > 0.65
+    assert found.max() < 1.25
+
+
 @pytest.mark.parametrize("size", [1e-36, 1e-20, 1e20, 3e38])
 def test_the_gradients_size_does_not_matter(size):
     """Where squares underflow and overflow, too; what is next to nothing fades away."""

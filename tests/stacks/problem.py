@@ -18,6 +18,8 @@ from oracle_runs import IMPLEMENTATIONS
 
 STEPS = 20
 BATCH = 16
+# How far from one process: Newton–Schulz works in float32, and what it is given is rounded there.
+PRECONDITIONED = {"diagonal": 1e-10, "spectral": 1e-4}
 OPTIONS: dict[str, Any] = {
     "lr": 0.05,
     "warmup_steps": 3,

@@ -2,12 +2,25 @@
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from neumann import Neumann
-from problem import BATCH, OPTIONS, STEPS, batch, furthest, loss_of, network, outcome, share, train
+from problem import (
+    BATCH,
+    OPTIONS,
+    PRECONDITIONED,
+    STEPS,
+    batch,
+    furthest,
+    loss_of,
+    network,
+    outcome,
+    share,
+    train,
+)
 from problem import trained as trained_alone
 
 ACCUMULATED = (6, 6, 4)  # examples in the micro-batches of a rank-sized step; the last is ragged
@@ -29,6 +42,13 @@ def test_two_halves_are_the_whole(two):
             assert furthest(ours, outcome(alone)) < 1e-12
             assert diagnostics["phase"] == "iterate"
             assert diagnostics["step"] == STEPS
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_preconditioned_halves_are_the_whole(two, name):
+    alone = outcome(trained_alone(precondition=name))
+    for ours, _ in two.run(trained, {"precondition": name}):
+        assert furthest(ours, alone) < PRECONDITIONED[name]
 
 
 def accumulated():

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from neumann import Neumann
-from problem import OPTIONS, implementation_of
+from problem import OPTIONS, PRECONDITIONED, implementation_of
 from sharding import counted_reductions
 
 # Over a mesh of 2 × 2, as data and tensor parallelism lay parameters out; None is a plain tensor.
@@ -48,7 +48,7 @@ def placed(name, tensor, mesh):
     return tensor if placements is None else distribute_tensor(tensor, mesh, placements)
 
 
-def spread(names, implementation, partial):
+def spread(names, implementation, partial, **options):
     """The same with every parameter laid out in its own way."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 
@@ -62,7 +62,7 @@ def spread(names, implementation, partial):
 
     parameters = {name: nn.Parameter(placed(name, value(name, 0), mesh)) for name in names}
     with implementation_of(implementation) as flags:
-        optimizer = Neumann(parameters.items(), **OPTIONS, **flags)
+        optimizer = Neumann(parameters.items(), **OPTIONS, **flags, **options)
         with counted_reductions() as reductions:
             stepped(optimizer, parameters, place)
     whole = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in parameters.items()}
@@ -96,6 +96,18 @@ def test_gradients_that_are_not_reduced_yet(four):
     for ours, _, _ in four.run(spread, names, "chosen", True):
         for name in names:
             assert torch.allclose(ours[name], expected[name], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_preconditioned_layouts_are_one_process(four, name, partial):
+    """A matrix is gathered from whatever layout it has, and its direction goes back there."""
+    names = list(PLACEMENTS)
+    expected, _ = alone(names, precondition=name)
+    bound = PRECONDITIONED[name]
+    for ours, _, _ in four.run(spread, names, "chosen", partial, precondition=name):
+        for each in names:
+            assert torch.allclose(ours[each], expected[each], rtol=bound, atol=bound)
 
 
 def fused_on_a_mixture():

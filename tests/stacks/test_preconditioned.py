@@ -2,33 +2,44 @@
 
 import pytest
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
+    get_state_dict,
     set_optimizer_state_dict,
+    set_state_dict,
 )
 
-from problem import STEPS, furthest, outcome, train
+from problem import PRECONDITIONED, STEPS, furthest, outcome, train
 from problem import trained as trained_alone
-from sharding import FLAT, needs_fsdp, own_share, sharded
+from sharding import FLAT, HYBRID, needs_fsdp, own_share, sharded
 
 pytestmark = needs_fsdp
-NAMES = ["diagonal", "spectral"]
+STOP = 6
 
 
-def trained(name, foreach):
-    model, optimizer = sharded(FLAT, torch.float64, precondition=name, foreach=foreach)
+def trained(name, foreach, shape=FLAT):
+    model, optimizer = sharded(shape, torch.float64, precondition=name, foreach=foreach)
     train(model, optimizer, range(STEPS), own_share)
     return outcome(optimizer)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRECONDITIONED)
 @pytest.mark.parametrize("foreach", [True, None])
 def test_two_ranks_are_one(two, name, foreach):
-    """Newton–Schulz works in float32, whose rounding depends on nothing but the whole matrix."""
     alone = outcome(trained_alone(precondition=name, foreach=foreach))
     for ours in two.run(trained, name, foreach):
-        assert furthest(ours, alone) < (1e-10 if name == "diagonal" else 1e-4)
+        assert furthest(ours, alone) < PRECONDITIONED[name]
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+@pytest.mark.parametrize("shape", [FLAT, HYBRID])
+def test_four_ranks_are_one(four, name, shape):
+    """Some have no rows of a matrix; replicas of two shards."""
+    alone = outcome(trained_alone(precondition=name))
+    for ours in four.run(trained, name, None, shape):
+        assert furthest(ours, alone) < PRECONDITIONED[name]
 
 
 def sizes():
@@ -47,18 +58,54 @@ def test_what_is_kept_for_each_weight_is_sharded(two):
 def resumed(name):
     options = StateDictOptions(full_state_dict=True)
     model, optimizer = sharded(FLAT, torch.float64, precondition=name)
-    train(model, optimizer, range(6), own_share)
+    train(model, optimizer, range(STOP), own_share)
     saved = get_optimizer_state_dict(model, optimizer, options=options)
     again, other = sharded(FLAT, torch.float64, precondition=name)
     for p, q in zip(again.parameters(), model.parameters(), strict=True):
         p.data.copy_(q.data)
     set_optimizer_state_dict(again, other, saved, options=options)
-    train(model, optimizer, range(6, STEPS), own_share)
-    train(again, other, range(6, STEPS), own_share)
+    train(model, optimizer, range(STOP, STEPS), own_share)
+    train(again, other, range(STOP, STEPS), own_share)
     return outcome(optimizer), outcome(other)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRECONDITIONED)
 def test_a_whole_state_dict_goes_back_into_shards(two, name):
     for ours, theirs in two.run(resumed, name):
         assert furthest(ours, theirs) == 0
+
+
+def saved_at(path, name):
+    """How the run ends when it just goes on."""
+    model, optimizer = sharded(precondition=name)
+    train(model, optimizer, range(STOP), own_share)
+    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    checkpoint.save(parts, checkpoint_id=path)
+    train(model, optimizer, range(STOP, STEPS), own_share)
+    return outcome(optimizer)
+
+
+def gone_on(path, name):
+    torch.manual_seed(1)
+    model, optimizer = sharded(precondition=name)
+    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    checkpoint.load(parts, checkpoint_id=path)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=parts["model"],
+        optim_state_dict=parts["optimizer"],
+    )
+    train(model, optimizer, range(STOP, STEPS), own_share)
+    return outcome(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_a_distributed_checkpoint_goes_on_on_as_many_ranks_and_on_fewer(two, four, name, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    whole = four.run(saved_at, path, name)
+    for ours, theirs in zip(four.run(gone_on, path, name), whole, strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    for ours in two.run(gone_on, path, name):
+        assert furthest(ours, whole[0]) < PRECONDITIONED[name]

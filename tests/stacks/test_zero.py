@@ -11,7 +11,17 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from neumann import Neumann
-from problem import OPTIONS, STEPS, batch, furthest, loss_of, network, outcome, share
+from problem import (
+    OPTIONS,
+    PRECONDITIONED,
+    STEPS,
+    batch,
+    furthest,
+    loss_of,
+    network,
+    outcome,
+    share,
+)
 from problem import trained as trained_alone
 
 with warnings.catch_warnings():  # importing it, torch warns of its own torch.jit.script
@@ -65,6 +75,14 @@ def test_the_ranks_together_are_one_process(two, four, options):
             assert furthest(ours, expected) < 1e-12
             assert diagnostics["step"] == STEPS
         assert len({diagnostics["distance"] for _, diagnostics in answers}) == 1
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_preconditioned_ranks_are_one_process(two, name):
+    alone = outcome(trained_alone(precondition=name))
+    expected = {k: v for k, v in alone.items() if not k.startswith("average")}
+    for ours, _ in two.run(trained, {"precondition": name}):
+        assert furthest(ours, expected) < PRECONDITIONED[name]
 
 
 def few_parameters():

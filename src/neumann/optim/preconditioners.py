@@ -6,8 +6,8 @@ the series of PA, and the iteration stays what it is with P(g) in the place of g
     g → ±g/grad_scale + λw → P → the one update
 
 P = I is the paper. `Diagonal` divides by the root mean square of past gradients, as RMSProp and
-Adam do. `Spectral` is in `spectral`; `Momentum` goes before it. Anything with `create` and `apply`
-can stand in for them.
+Adam do. `Spectral` is in `spectral`; `Momentum` goes before it. Any object with the four parts of
+`Preconditioner` can stand in for them.
 
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction
 that is not, unless the step is skipped; then its state is put back.
@@ -36,7 +36,7 @@ class Preconditioner(Protocol):
 
     @property
     def name(self) -> str:
-        """By which a checkpoint knows it."""
+        """By which a checkpoint knows it: another than those of ours."""
 
     def elementwise(self, parameter: Tensor) -> bool:
         """Whether an element's direction depends on that element's gradients alone.
@@ -52,14 +52,24 @@ class Preconditioner(Protocol):
         """P(g) of each, as new tensors of the same shapes; the states are updated in place.
 
         The gradients are float32 or float64, on one device, and must not be changed. A state's
-        tensors are written to, as with `mul_` and `copy_`, and never replaced. Nothing here may
-        wait for the device.
+        tensors are written to, as with `mul_` and `copy_`, and never replaced. Complex gradients
+        and states come as pairs of reals, in a last dimension of 2. Nothing here may wait for the
+        device.
         """
+
+
+PARTS = ("name", "elementwise", "create", "apply")
 
 
 def is_preconditioner(given: Any) -> bool:
     """An object of such a class, not the class."""
     return isinstance(given, Preconditioner) and not isinstance(given, type)
+
+
+def lacking(given: Any) -> str:
+    """What an object has not that is wanted of a preconditioner, in words; nothing of a class."""
+    missing = [] if isinstance(given, type) else [p for p in PARTS if not hasattr(given, p)]
+    return f", which has no {', '.join(missing)}" if missing else ""
 
 
 def check_decay(decay: Any) -> None:
