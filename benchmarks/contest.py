@@ -21,7 +21,7 @@ MOMENTA = (0.6, 0.9)
 CONTENDING = 0.5  # points behind the best
 OCTAVE = 2  # grid points, for learning rates in ratio √2
 EPOCHS = 24  # of a run that is tested
-LARGE = 8192  # a batch size, from which contenders are tuned once more
+LARGE = 8192  # the batch size from which on contenders are tuned once more
 
 
 @dataclass(frozen=True)

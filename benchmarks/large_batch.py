@@ -222,6 +222,16 @@ class Contest:
         once = self._arguments.once or self._arguments.epochs or batch < LARGE
         return Tuning(self._ledger.score, batch, short, short if once else full_epochs(batch))
 
+    def found(self, first_seed: int = 0) -> dict[str, list[dict[str, Any]]]:
+        """What the runs have come to, for each model and batch size; of the seeds from there on."""
+        wanted = {"resnet9": sorted(BATCHES), "resnet18": [8192]}
+        return {
+            model: [
+                summary(self._ledger, self.tuning(batch), model, first_seed) for batch in batches
+            ]
+            for model, batches in wanted.items()
+        }
+
     def _pairs(self) -> Iterator[tuple[str, int]]:
         for batch in self._arguments.batch:
             for entrant in self._arguments.entrants:
@@ -334,12 +344,7 @@ def main() -> None:
         except Missing:
             print("the time is over; the same command goes on")
         return
-    found = {
-        model: [
-            summary(ledger, contest.tuning(batch), model, arguments.first_seed) for batch in batches
-        ]
-        for model, batches in (("resnet9", sorted(BATCHES)), ("resnet18", [8192]))
-    }
+    found = contest.found(arguments.first_seed)
     print(written(found))
     if not arguments.first_seed:  # all of them
         arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")

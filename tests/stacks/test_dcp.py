@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from neumann import Neumann
-from problem import OPTIONS, STEPS, furthest, network, outcome, train
+from problem import OPTIONS, PRECONDITIONED, STEPS, furthest, network, outcome, train
 from problem import trained as trained_alone
 from sharding import FLAT, HYBRID, needs_fsdp, own_share, sharded
 
@@ -30,9 +30,9 @@ def states(model, optimizer):
     return dict(zip(("model", "optimizer"), dcp.get_state_dict(model, optimizer), strict=True))
 
 
-def save(path, shape, evaluating):
+def save(path, shape, evaluating, **options):
     """Train to STOP, save; and how the run ends when it just goes on."""
-    model, optimizer = sharded(shape)
+    model, optimizer = sharded(shape, **options)
     train(model, optimizer, range(STOP), own_share)
     if evaluating:
         optimizer.eval()
@@ -65,9 +65,9 @@ def load(model, optimizer, path, evaluating=False):
     optimizer.train()
 
 
-def resumed(path, shape, evaluating):
+def resumed(path, shape, evaluating, **options):
     torch.manual_seed(1)
-    model, optimizer = sharded(shape)
+    model, optimizer = sharded(shape, **options)
     load(model, optimizer, path, evaluating)
     exported = export(model, optimizer)
     train(model, optimizer, range(STOP, STEPS), own_share)
@@ -97,6 +97,17 @@ def test_four_ranks_then_four_two_and_one(two, four, tmp_path, shape, evaluating
     assert furthest(outcome(optimizer), expected) < 1e-12
     for state_dict in exported.values():
         assert furthest(state_dict, plain.eval_params()) < 1e-12
+
+
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_a_preconditioner_goes_on_on_as_many_ranks_and_on_fewer(two, four, tmp_path, name):
+    path = str(tmp_path / "checkpoint")
+    whole = four.run(save, path, FLAT, False, precondition=name)
+    again = four.run(resumed, path, FLAT, False, precondition=name)
+    for (ours, _), (theirs, _) in zip(again, whole, strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    for ours, _ in two.run(resumed, path, FLAT, False, precondition=name):
+        assert furthest(ours, whole[0][0]) < PRECONDITIONED[name]
 
 
 def test_one_process_then_two(two, tmp_path):

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
-    get_state_dict,
     set_optimizer_state_dict,
-    set_state_dict,
 )
 
 from problem import PRECONDITIONED, STEPS, furthest, outcome, train
@@ -73,39 +70,3 @@ def resumed(name):
 def test_a_whole_state_dict_goes_back_into_shards(two, name):
     for ours, theirs in two.run(resumed, name):
         assert furthest(ours, theirs) == 0
-
-
-def saved_at(path, name):
-    """How the run ends when it just goes on."""
-    model, optimizer = sharded(precondition=name)
-    train(model, optimizer, range(STOP), own_share)
-    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    checkpoint.save(parts, checkpoint_id=path)
-    train(model, optimizer, range(STOP, STEPS), own_share)
-    return outcome(optimizer)
-
-
-def gone_on(path, name):
-    torch.manual_seed(1)
-    model, optimizer = sharded(precondition=name)
-    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    checkpoint.load(parts, checkpoint_id=path)
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=parts["model"],
-        optim_state_dict=parts["optimizer"],
-    )
-    train(model, optimizer, range(STOP, STEPS), own_share)
-    return outcome(optimizer)
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-@pytest.mark.parametrize("name", PRECONDITIONED)
-def test_a_distributed_checkpoint_goes_on_on_as_many_ranks_and_on_fewer(two, four, name, tmp_path):
-    path = str(tmp_path / "checkpoint")
-    whole = four.run(saved_at, path, name)
-    for ours, theirs in zip(four.run(gone_on, path, name), whole, strict=True):
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    for ours in two.run(gone_on, path, name):
-        assert furthest(ours, whole[0]) < PRECONDITIONED[name]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from neumann.optim.checks import is_count, is_number, require
-from neumann.optim.preconditioners import Diagonal, is_preconditioner, lacking
-from neumann.optim.spectral import Spectral
+from neumann.optim.preconditioners import is_preconditioner, lacking
+from neumann.optim.spectral import NAMED
 
 # One number over all groups: r is global, and so is the clock.
 SHARED = (
@@ -46,7 +46,6 @@ FLAGS = (
     "fused",
     "training",
 )
-OURS: Mapping[str, type] = {"diagonal": Diagonal, "spectral": Spectral}
 STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # What an option is where it is not given: the paper's, and what was measured to serve under P
@@ -185,9 +184,9 @@ def check_preconditioner(group: Mapping[str, Any]) -> None:
     """Refuse what is no preconditioner; also made where one is chosen in mid-training."""
     precondition = group["precondition"]
     named = precondition is None or isinstance(precondition, str)
-    good = precondition in (None, *OURS) if named else is_preconditioner(precondition)
+    good = precondition in (None, *NAMED) if named else is_preconditioner(precondition)
     if not good:
-        wanted = f"None, one of {', '.join(map(repr, OURS))} or a Preconditioner"
+        wanted = f"None, one of {', '.join(map(repr, NAMED))} or a Preconditioner"
         why = "" if named else lacking(precondition)
         raise ValueError(f"precondition must be {wanted}, got {precondition!r}{why}")
     if not named:
@@ -201,11 +200,12 @@ def check_preconditioner(group: Mapping[str, Any]) -> None:
 
 def _check_name(precondition: Any) -> None:
     """Refuse a name by which a checkpoint would take it for one of ours."""
-    ours = OURS.get(precondition.name)
-    if ours is not None and not isinstance(precondition, ours):
+    ours = NAMED.get(precondition.name)
+    if ours is not None and not isinstance(precondition, type(ours)):
+        names = ", ".join(map(repr, NAMED))
         raise ValueError(
-            f"the name of a preconditioner of your own must be none of {', '.join(map(repr, OURS))}"
-            f", got {precondition.name!r} of {precondition!r}"
+            f"the name of a preconditioner of your own must be none of {names}, got "
+            f"{precondition.name!r} of {precondition!r}"
         )
 
 

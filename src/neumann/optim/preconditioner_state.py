@@ -12,11 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from neumann.optim.checkpoint import PRECONDITIONER
-from neumann.optim.preconditioners import Diagonal, Preconditioner
+from neumann.optim.preconditioners import Preconditioner
 from neumann.optim.shards import is_dtensor, local, placed_like
-from neumann.optim.spectral import Spectral
-
-NAMED: Mapping[str, Preconditioner] = {"diagonal": Diagonal(), "spectral": Spectral()}
+from neumann.optim.spectral import NAMED
 
 
 def preconditioner_of(group: Mapping[str, Any]) -> Preconditioner | None:

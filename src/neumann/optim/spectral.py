@@ -89,6 +89,10 @@ class Spectral:
         return [found[i] for i in range(len(gradients))]
 
 
+# The preconditioners that can be asked for by name.
+NAMED: Mapping[str, Preconditioner] = {own.name: own for own in (Diagonal(), Spectral())}
+
+
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `vectors` remembers of a parameter; nothing for a matrix."""
     return {key[len(VECTOR) :]: value for key, value in state.items() if key.startswith(VECTOR)}
