@@ -2,17 +2,21 @@
 # versions pinned in constraints.txt, and does its job. A second call does not reinstall.
 PYTHON ?= python3
 BIN := .venv/bin
-# A file stays with one worker: its tests share what is slow to compute.
-PARALLEL := --numprocesses 2 --dist loadfile
+# Each worker starts with half of the files. One that runs out of tests takes some from the other.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+QUICK := -m "not slow and not gpu and not distributed" --ignore tests/integrations
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint typecheck pytest coverage wheel test-oldest format clean
+.PHONY: help demo check test lint typecheck quick pytest coverage wheel test-oldest docs format clean
 
 help:
 	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
-	@echo "make test         ruff, mypy --strict, pytest, and the wheel in an empty environment"
+	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
+	@echo "make test         ruff, mypy --strict and all tests (about 15 minutes on 2 cores)"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
-	@echo "make test-oldest  the optimizer and its training stacks on the oldest supported torch"
+	@echo "make wheel        build the wheel and import it in an empty environment"
+	@echo "make test-oldest  the tests of neumann.optim on the oldest supported torch"
+	@echo "make docs         run the code blocks of README and docs, check their links and file paths"
 	@echo "make format       ruff, fixing what it can"
 	@echo "make clean        remove everything that make created"
 
@@ -33,7 +37,12 @@ help:
 demo: .venv/.demo
 	$(BIN)/python -m neumann demo
 
-test: lint typecheck pytest wheel
+# mypy uses one core, so it runs beside the tests.
+check: .venv/.dev
+	@$(MAKE) --no-print-directory --jobs 2 lint typecheck quick
+
+test: .venv/.dev
+	@$(MAKE) --no-print-directory --jobs 2 lint typecheck pytest
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -42,12 +51,15 @@ lint: .venv/.dev
 typecheck: .venv/.dev
 	$(BIN)/mypy
 
-pytest: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+quick: .venv/.dev
+	$(PYTEST) $(QUICK)
 
-# Apart from `test`: tracing doubles the time of what numba compiles and Triton interprets.
+pytest: .venv/.dev
+	$(PYTEST)
+
+# Not part of `test`: measuring coverage doubles the time of the Triton kernels, which are interpreted.
 coverage: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) tests/optim tests/stacks --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) tests/optim --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # The environment holds what the wheel's own metadata asks for and nothing else.
 .venv-wheel/.installed: pyproject.toml constraints.txt
@@ -67,12 +79,16 @@ wheel: .venv/.dev .venv-wheel/.installed
 	.venv-oldest/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt pytest pytest-xdist hypothesis numpy scikit-learn --editable ".[cpu]"
 	@touch $@
 
+test-oldest: BIN := .venv-oldest/bin
 test-oldest: .venv-oldest/.installed
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL) tests/optim tests/stacks
+	$(PYTEST) tests/optim
+
+docs: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-wheel .venv-oldest dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-wheel .venv-oldest dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -2,7 +2,8 @@
 
     python examples/accelerate_digits.py
 
-The prepared optimizer passes `train()` and `eval()` on to Neumann; the loop says when.
+The optimizer that `prepare` returns passes `train()` and `eval()` on to Neumann. The training loop
+calls them.
 """
 
 import torch
@@ -19,7 +20,7 @@ TEST = 360
 
 
 def main(epochs: int = 20) -> float:
-    """Train, print the test accuracy in % after each epoch, and return the last."""
+    """Train, print the test accuracy in % after each epoch, and return the last one."""
     set_seed(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
@@ -43,12 +44,12 @@ def main(epochs: int = 20) -> float:
             optimizer.step()
 
         model.eval()
-        optimizer.eval()  # and now w − μm, for whatever is evaluated or saved
+        optimizer.eval()  # the parameters hold w − μm, to evaluate and to save
         with torch.no_grad():
-            found = [
+            results = [
                 accelerator.gather_for_metrics((model(x).argmax(1), y)) for x, y in test_loader
             ]
-        accuracy = 100 * torch.cat([p == y for p, y in found]).float().mean().item()
+        accuracy = 100 * torch.cat([p == y for p, y in results]).float().mean().item()
         accelerator.print(f"epoch {epoch + 1}: test accuracy {accuracy:.2f} %")
     return accuracy
 

@@ -1,8 +1,8 @@
 """Train a small network on scikit-learn's digits with Neumann and with Nesterov SGD.
 
-Both get the same budget: the learning rate is chosen from the same grid, over three seeds, on a
-held-out part of the training set; then three seeds are trained on all of it and tested. Takes about
-a minute on a CPU.
+Both get the same budget. The learning rate is chosen from the same grid, over three seeds, on a
+held-out part of the training set. Then each trains on the whole training set with three seeds, and
+is tested. This takes about a minute on a CPU.
 
     python examples/digits.py
 """
@@ -44,26 +44,26 @@ class Split:
         return Split(self.x[index], self.y[index])
 
 
-def digits() -> tuple[Split, Split]:
-    """Training and test images, the same split every time."""
+def load_split() -> tuple[Split, Split]:
+    """Return training and test images, the same split every time."""
     images, labels = load_digits(return_X_y=True)
     everything = Split(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return everything[order[TEST:]], everything[order[:TEST]]
 
 
-def network() -> nn.Module:
+def build_network() -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
     )
 
 
-def accuracy_after_training(
+def train_and_test(
     build: Build, lr: float, seed: int, train: Split, test: Split, epoch_done: Callable[[], None]
 ) -> float:
-    """Train for EPOCHS, the learning rate falling linearly to zero; the final accuracy in %."""
+    """Train for EPOCHS with a linear decay of the learning rate; return the accuracy in %."""
     torch.manual_seed(seed)
-    model = network()
+    model = build_network()
     steps = len(train.y) // BATCH
     optimizer = build(model, lr, steps)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=EPOCHS * steps)
@@ -83,32 +83,30 @@ def accuracy_after_training(
     return 100 * correct.float().mean().item()
 
 
-def over_seeds(
+def score_all_seeds(
     build: Build, lr: float, train: Split, test: Split, epoch_done: Callable[[], None]
 ) -> list[float]:
-    return [
-        accuracy_after_training(build, lr, seed, train, test, epoch_done) for seed in range(SEEDS)
-    ]
+    return [train_and_test(build, lr, seed, train, test, epoch_done) for seed in range(SEEDS)]
 
 
-def neumann(model: nn.Module, lr: float, steps_per_epoch: int) -> torch.optim.Optimizer:
+def build_neumann(model: nn.Module, lr: float, steps_per_epoch: int) -> torch.optim.Optimizer:
     return Neumann(model.parameters(), lr=lr, steps_per_epoch=steps_per_epoch)
 
 
-def nesterov(model: nn.Module, lr: float, steps_per_epoch: int) -> torch.optim.Optimizer:
+def build_nesterov(model: nn.Module, lr: float, steps_per_epoch: int) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, nesterov=True)
 
 
-ARMS: dict[str, Build] = {"Neumann": neumann, "Nesterov SGD": nesterov}
+ARMS: dict[str, Build] = {"Neumann": build_neumann, "Nesterov SGD": build_nesterov}
 
 
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    torch.set_num_threads(1)  # the network is too small to share
-    train, test = digits()
-    chosen_on, held_out = train[slice(HELD_OUT, None)], train[slice(0, HELD_OUT)]
+    torch.set_num_threads(1)  # the network is too small for more
+    train, test = load_split()
+    tuning, held_out = train[slice(HELD_OUT, None)], train[slice(0, HELD_OUT)]
     console = Console()
     table = Table(title=f"digits, test accuracy after {EPOCHS} epochs (%)", title_justify="left")
     for column in ("optimizer", "lr", *(f"seed {seed}" for seed in range(SEEDS)), "mean ± std"):
@@ -126,10 +124,10 @@ def main() -> None:
             task = progress.add_task(name, total=EPOCHS * SEEDS * (len(GRID) + 1))
             epoch_done = partial(progress.advance, task)
             found = {
-                lr: mean(over_seeds(build, lr, chosen_on, held_out, epoch_done)) for lr in GRID
+                lr: mean(score_all_seeds(build, lr, tuning, held_out, epoch_done)) for lr in GRID
             }
             lr = max(found, key=lambda lr: found[lr])
-            scores = over_seeds(build, lr, train, test, epoch_done)
+            scores = score_all_seeds(build, lr, train, test, epoch_done)
             spread = f"{mean(scores):.2f} ± {stdev(scores):.2f}"
             table.add_row(name, f"{lr:g}", *(f"{score:.2f}" for score in scores), spread)
     console.print(table)

@@ -2,7 +2,8 @@
 
     python examples/lightning_digits.py
 
-The callback `EvaluationWeights` is all that Lightning needs: it validates, tests and saves w − μm.
+With the callback `EvaluationWeights`, Lightning validates, tests and saves w − μm. Nothing else is
+needed.
 """
 
 import tempfile
@@ -40,15 +41,15 @@ class Digits(LightningModule):
 
     def accuracy(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, y = batch
-        right: Tensor = self.network(x).argmax(1) == y
-        return 100 * right.float().mean()
+        correct: Tensor = self.network(x).argmax(1) == y
+        return 100 * correct.float().mean()
 
     def configure_optimizers(self) -> Neumann:
         return Neumann(self.named_parameters(), lr=self.lr, steps_per_epoch=self.steps_per_epoch)
 
 
 def main(epochs: int = 20) -> float:
-    """Train, test the epoch that validated best, print its accuracy in % and return it."""
+    """Train, test the best epoch by validation, print its accuracy in % and return it."""
     seed_everything(0, verbose=False)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))

@@ -1,11 +1,11 @@
-"""Train scikit-learn's digits on several processes; a few seconds on a CPU.
+"""Train scikit-learn's digits with several processes; a few seconds on a CPU.
 
     torchrun --nproc-per-node 2 examples/torchrun_digits.py
     torchrun --nproc-per-node 2 examples/torchrun_digits.py --fsdp
 
-Each process takes its share of every batch of 128. With DDP each holds the whole model and needs
-nothing beside it; with FSDP2 (`--fsdp`) weights and optimizer state are sharded, and the optimizer
-adds up its distance over the shards. The outcome is the same.
+Each process takes its share of every batch of 128. With DDP each process holds the whole model, and
+the optimizer needs nothing extra. With FSDP2 (`--fsdp`) weights and optimizer state are sharded,
+and the optimizer sums its distance over the shards. The result is the same.
 """
 
 import argparse
@@ -25,8 +25,8 @@ BATCH = 128  # over all processes
 TEST = 360
 
 
-def digits(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1] and labels, shuffled alike in every process."""
+def load_shuffled(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return images in [0, 1] and labels, in the same shuffled order in every process."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(images / 16, dtype=torch.float32)
@@ -34,9 +34,9 @@ def digits(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def train(epochs: int, fsdp: bool, device: torch.device) -> float:
-    """Train, and return the accuracy on the test images in %."""
+    """Train, and return the test accuracy in %."""
     rank, processes = distributed.get_rank(), distributed.get_world_size()
-    x, y = digits(device)
+    x, y = load_shuffled(device)
     steps = (len(y) - TEST) // BATCH
 
     torch.manual_seed(0)  # the same initial weights everywhere
@@ -46,7 +46,7 @@ def train(epochs: int, fsdp: bool, device: torch.device) -> float:
     else:
         model = DistributedDataParallel(model)
     optimizer = neumann.Neumann(model.named_parameters(), lr=0.2, steps_per_epoch=steps)
-    neumann.guard(model, optimizer)  # warns if displaced weights were saved as the model
+    neumann.guard(model, optimizer)  # warns if you save displaced weights as the model
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=epochs * steps)
 
     for epoch in range(epochs):
@@ -59,8 +59,8 @@ def train(epochs: int, fsdp: bool, device: torch.device) -> float:
             schedule.step()
 
     with optimizer.evaluating(), torch.no_grad():
-        right = model(x[:TEST]).argmax(1) == y[:TEST]
-    return 100 * float(right.double().mean())
+        correct = model(x[:TEST]).argmax(1) == y[:TEST]
+    return 100 * float(correct.double().mean())
 
 
 def main() -> None:
@@ -77,8 +77,8 @@ def main() -> None:
     accuracy = train(arguments.epochs, arguments.fsdp, device)
     if distributed.get_rank() == 0:
         kind = "FSDP2" if arguments.fsdp else "DDP"
-        print(f"{kind} on {distributed.get_world_size()} processes: {accuracy:.2f} % right")
-    gc.collect()  # of FSDP's modules, which would keep the group and its threads alive
+        print(f"{kind} on {distributed.get_world_size()} processes: {accuracy:.2f} % correct")
+    gc.collect()  # FSDP's modules would keep the process group and its threads alive
     distributed.destroy_process_group()
 
 

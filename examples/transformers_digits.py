@@ -2,8 +2,8 @@
 
     python examples/transformers_digits.py
 
-The Trainer calls `train()` and `eval()` itself. The callback `EvaluationWeights` sees to it that
-what it saves, and what it leaves in the model, is w − μm too.
+The Trainer calls `train()` and `eval()` itself. The callback `EvaluationWeights` makes sure that it
+also saves w − μm, and leaves it in the model at the end.
 """
 
 import tempfile
@@ -47,8 +47,8 @@ class Classifier(nn.Module):
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     logits = torch.as_tensor(prediction.predictions)
-    right = logits.argmax(1) == torch.as_tensor(prediction.label_ids)
-    return {"accuracy": 100 * right.float().mean().item()}
+    correct = logits.argmax(1) == torch.as_tensor(prediction.label_ids)
+    return {"accuracy": 100 * correct.float().mean().item()}
 
 
 def main(epochs: int = 20) -> float:
@@ -68,7 +68,7 @@ def main(epochs: int = 20) -> float:
                 dataloader_drop_last=True,
                 dataloader_pin_memory=False,
                 lr_scheduler_type="constant",
-                max_grad_norm=0,  # Trainer clips to norm 1 otherwise
+                max_grad_norm=0,  # the Trainer would clip gradients to norm 1
                 save_strategy="epoch",
                 save_total_limit=1,
                 report_to="none",

@@ -1,5 +1,6 @@
-"""Every Python block of README and docs runs as it is written, top to bottom, file by file."""
+"""README, CONTRIBUTING and docs: their code runs, and what they refer to exists."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -8,25 +9,83 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#]*)(?:#([^)]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PATH = re.compile(r"(?<![\w/.-])(?:src|tests|docs|results|benchmarks|examples|\.github)/[\w./*-]+")
+TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py")
+MODULE = re.compile(r"(?<![\w./-])(?:neumann|benchmarks)(?:\.\w+)+")
+TARGET = re.compile(r"^make ([\w-]+)|`make ([\w-]+)`", re.MULTILINE)
+
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 def test_there_are_blocks_to_run():
     assert sum(len(BLOCK.findall(page.read_text())) for page in PAGES) >= 5
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_blocks_run(page, tmp_path, monkeypatch):
+@pytest.mark.slow
+@each_page
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    """The Python blocks of a page run top to bottom, in one namespace."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     text = page.read_text()
     for match in BLOCK.finditer(text):
         line = text[: match.start(1)].count("\n")
-        source = "\n" * line + match.group(1)  # so that a traceback names the line of the page
+        source = "\n" * line + match.group(1)  # a traceback then names the line of the page
         exec(compile(source, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@each_page
 def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in LINK.findall(page.read_text()):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = [slug(heading) for heading in HEADING.findall(path.read_text())]
+            assert anchor in headings, f"{page.name} links to {target}#{anchor}"
+
+
+@each_page
+def test_file_paths_exist(page):
+    text = page.read_text()
+    for name in PATH.findall(text):
+        assert list(ROOT.glob(name.rstrip("./"))), f"{page.name} names {name}"
+    for name in TEST_FILE.findall(text):
+        assert list((ROOT / "tests").glob(f"**/{name}")), f"{page.name} names {name}"
+
+
+@pytest.mark.slow
+@each_page
+def test_dotted_names_exist(page):
+    for name in set(MODULE.findall(page.read_text())):
+        assert resolves(name), f"{page.name} names {name}"
+
+
+@each_page
+def test_make_targets_exist(page):
+    makefile = (ROOT / "Makefile").read_text()
+    for found in TARGET.findall(page.read_text()):
+        target = "".join(found)
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} says make {target}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    module, *attributes = name.split(".")
+    found = importlib.import_module(module)
+    for number, attribute in enumerate(attributes, start=2):
+        if not hasattr(found, attribute):
+            try:
+                importlib.import_module(".".join(name.split(".")[:number]))
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, attribute)
+    return True

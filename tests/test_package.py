@@ -1,10 +1,15 @@
 """The package: its public names, what it may import, and the one version."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 import neumann
 
@@ -23,6 +28,7 @@ def test_public_names():
     assert all(hasattr(neumann, name) for name in neumann.__all__)
 
 
+@pytest.mark.slow
 def test_importing_needs_torch_alone():
     """The optional dependencies are imported only by what is about them."""
     script = "import sys, neumann; print(' '.join(sorted(sys.modules)))"
@@ -35,29 +41,97 @@ def test_importing_needs_torch_alone():
     assert loaded.isdisjoint(optional | {"accelerate", "lightning", "transformers"})
 
 
+# Each room of the package, with the rooms that it may import from.
+MAY_IMPORT = {
+    "optim": {"optim"},
+    "theory": {"theory", "optim"},
+    "spectrum": {"spectrum"},
+    "integrations": {"integrations", "optim"},
+    "lab": {"lab", "optim", "spectrum", "theory"},
+}
+MOVED = {"optim/series.py", "optim/spectral.py"}  # old names of modules that moved
+
+
 def test_arrows_run_downwards():
-    """Nobody imports what stands above; optim and spectrum not each other either."""
-    above = ("integrations", "lab", "report", "cli")
-    below = {
-        "optim": ("spectrum", *above),
-        "spectrum": ("optim", *above),
-        "lab": ("integrations", "report", "cli"),
-        "integrations": ("spectrum", "lab", "report", "cli"),
-        "report": ("integrations", "spectrum", "cli"),
-    }
-    for package, forbidden in below.items():
-        for path in (SOURCE / package).glob("**/*.py"):
+    """No room imports from one above it."""
+    for room, allowed in MAY_IMPORT.items():
+        for path in (SOURCE / room).glob("**/*.py"):
+            if str(path.relative_to(SOURCE)) in MOVED:
+                continue
             for name in imported(path):
                 parts = name.split(".")
-                upwards = parts[0] == "neumann" and len(parts) > 1 and parts[1] in forbidden
-                assert not upwards, f"{path.name} imports {name}"
+                if parts[0] == "neumann" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
+                    assert parts[1] in allowed, f"{path} imports {name}"
 
 
-def test_a_report_reads_records_and_trains_nothing():
-    trains = {f"neumann.lab.{name}" for name in ("training", "compare", "sweep", "data", "models")}
-    for path in (SOURCE / "report").glob("**/*.py"):
-        for name in imported(path):
-            assert ".".join(name.split(".")[:3]) not in trains, f"{path.name} imports {name}"
+def test_every_file_name_is_unique():
+    """A file name says what a module is about, without the folder it is in."""
+    seen: dict[str, Path] = {}
+    for folder in (SOURCE, ROOT / "benchmarks"):
+        for path in sorted(folder.glob("**/*.py")):
+            moved = folder == SOURCE and str(path.relative_to(SOURCE)) in MOVED
+            if not path.name.startswith("__") and not moved:
+                assert path.name not in seen, f"{path} and {seen[path.name]}"
+                seen[path.name] = path
+
+
+def test_old_imports_still_work():
+    """What README and docs of version 0.1 showed, where a module has moved since."""
+    from neumann.optim.phases import Phase, row
+    from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner
+    from neumann.optim.schedules import InverseTime, LinearScaling, StepDecay
+    from neumann.optim.series import solve
+    from neumann.optim.spectral import Spectral
+    from neumann.optim.update import Tensors, update_single
+    from neumann.theory import series
+
+    assert solve is series.solve
+    assert Spectral().before == Momentum()
+    assert isinstance(Diagonal(), Preconditioner)
+    w = torch.ones(3)
+    tensors = Tensors([w], [torch.full((3,), 0.5)], [torch.zeros(3)], [torch.zeros(3)])
+    update_single(tensors, row(Phase.WARMUP, 0.1, 0.0, 0.99, 0.0))
+    assert torch.allclose(w, torch.full((3,), 0.95))
+    assert all(issubclass(c, LRScheduler) for c in (InverseTime, LinearScaling, StepDecay))
+
+
+# The rooms of the lab, from the bottom up.
+FLOORS = ("storage", "data", "models", "training", "studies", "report", "commands")
+
+
+def test_the_floors_of_the_lab():
+    """Storage at the bottom, commands at the top; a report never imports the training loop."""
+    for number, floor in enumerate(FLOORS):
+        above = set(FLOORS[number + 1 :])
+        for path in (SOURCE / "lab" / floor).glob("**/*.py"):
+            for name in imported(path):
+                parts = name.split(".")
+                if parts[:2] == ["neumann", "lab"] and len(parts) > 2:
+                    assert parts[2] not in above, f"{path} imports {name}"
+                    loop = floor == "report" and parts[2:4] == ["training", "loop"]
+                    assert not loop, f"{path} imports {name}"
+
+
+UNIX_ONLY = ("fcntl", "grp", "resource", "termios")
+IMPORT_ALL = f"""
+import importlib, pkgutil, sys
+for name in {UNIX_ONLY}:
+    sys.modules[name] = None
+import neumann
+for module in pkgutil.walk_packages(neumann.__path__, "neumann."):
+    if module.name != "neumann.__main__":
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.slow
+def test_every_module_imports_without_unix_only_modules():
+    """As on Windows. `pwd` cannot be blocked, because torch needs it on Linux."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", IMPORT_ALL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not [path for path in SOURCE.glob("**/*.py") if "pwd" in imported(path)]
 
 
 def imported(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Neumann: the Neumann optimizer for PyTorch."""
 
-from neumann.optim import IdealizedNeumann, Neumann, guard, recalibrate_batchnorm
+from neumann.optim import Neumann, guard, recalibrate_batchnorm
+from neumann.theory.idealized import IdealizedNeumann
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
-"""`python -m neumann`: the same as the command `neumann`."""
+"""`python -m neumann` runs the command `neumann`."""
 
-from neumann.cli import main
+from neumann.lab.commands.main import main
 
 raise SystemExit(main())

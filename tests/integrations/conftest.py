@@ -1,4 +1,4 @@
-"""The examples are scripts; a test imports one by its name."""
+"""A fixture that imports an example script by name."""
 
 import importlib
 from pathlib import Path
@@ -11,5 +11,5 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 @pytest.fixture
 def example(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.chdir(tmp_path)  # where it may leave files
+    monkeypatch.chdir(tmp_path)  # it may leave files here
     return importlib.import_module

@@ -1,8 +1,9 @@
-"""Accelerate: the prepared optimizer passes train() and eval() on; save_state() keeps the mode."""
+"""Accelerate: the prepared optimizer forwards train() and eval(); save_state() keeps the mode."""
 
 import pytest
-from plain import EPOCH, OPTIONS, equal, loader, network, plain_run, weights
 from torch.nn.functional import cross_entropy
+
+from tests.support.plain_loop import EPOCH, OPTIONS, equal, loader, network, run_plain_loop, weights
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -31,8 +32,8 @@ def epoch(accelerator, model, optimizer, batches):
             optimizer.zero_grad()
 
 
-def test_evaluation_sees_the_corrected_weights_and_training_goes_on_from_w():
-    trained, shown = plain_run(3 * EPOCH)
+def test_evaluation_uses_the_evaluation_weights_and_training_continues_from_w():
+    trained, evaluated = run_plain_loop(3 * EPOCH)
     accelerator, model, optimizer, batches = prepared()
     for end in (EPOCH, 2 * EPOCH, 3 * EPOCH):
         for _ in range(2):  # a second call changes nothing
@@ -41,24 +42,24 @@ def test_evaluation_sees_the_corrected_weights_and_training_goes_on_from_w():
         assert equal(weights(model), trained[end])
         for _ in range(2):
             optimizer.eval()
-            assert equal(weights(model), shown[end])
-        assert not equal(shown[end], trained[end])
+            assert equal(weights(model), evaluated[end])
+        assert not equal(evaluated[end], trained[end])
 
 
 def test_gradient_accumulation_counts_optimizer_steps():
-    trained, shown = plain_run(6, accumulate=2)
+    trained, evaluated = run_plain_loop(6, accumulate=2)
     accelerator, model, optimizer, batches = prepared(gradient_accumulation_steps=2)
     for end in (3, 6):
         optimizer.train()
         epoch(accelerator, model, optimizer, batches)
         assert equal(weights(model), trained[end])
         optimizer.eval()
-        assert equal(weights(model), shown[end])
+        assert equal(weights(model), evaluated[end])
 
 
 @pytest.mark.parametrize("safe_serialization", [True, False])
-def test_a_state_saved_right_after_evaluation_resumes_exactly(tmp_path, safe_serialization):
-    trained, shown = plain_run(3 * EPOCH)
+def test_a_state_saved_after_evaluation_resumes_exactly(tmp_path, safe_serialization):
+    trained, evaluated = run_plain_loop(3 * EPOCH)
     accelerator, model, optimizer, batches = prepared()
     epoch(accelerator, model, optimizer, batches)
     optimizer.eval()
@@ -66,7 +67,7 @@ def test_a_state_saved_right_after_evaluation_resumes_exactly(tmp_path, safe_ser
 
     accelerator, model, optimizer, batches = prepared()
     accelerator.load_state(tmp_path)
-    assert equal(weights(model), shown[EPOCH])
+    assert equal(weights(model), evaluated[EPOCH])
     optimizer.train()
     assert equal(weights(model), trained[EPOCH])
     epoch(accelerator, model, optimizer, batches)
@@ -74,20 +75,20 @@ def test_a_state_saved_right_after_evaluation_resumes_exactly(tmp_path, safe_ser
     assert equal(weights(model), trained[3 * EPOCH])
 
 
-def test_the_weights_to_ship(tmp_path):
-    """save_model() writes what the parameters hold, so it wants eval() first."""
+def test_save_model_writes_the_evaluation_weights(tmp_path):
+    """save_model() writes what the parameters hold, so call eval() first."""
     from safetensors.torch import load_file
 
-    _, shown = plain_run(EPOCH)
+    _, evaluated = run_plain_loop(EPOCH)
     accelerator, model, optimizer, batches = prepared()
     epoch(accelerator, model, optimizer, batches)
     optimizer.eval()
     accelerator.save_model(model, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    assert equal([saved[name] for name, _ in model.named_parameters()], shown[EPOCH])
+    assert equal([saved[name] for name, _ in model.named_parameters()], evaluated[EPOCH])
 
 
-def test_the_rest_of_neumann_is_inside_the_prepared_optimizer():
+def test_the_prepared_optimizer_gives_access_to_neumann():
     accelerator, model, optimizer, batches = prepared()
     epoch(accelerator, model, optimizer, batches)
     before = weights(model)

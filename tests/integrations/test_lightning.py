@@ -1,4 +1,4 @@
-"""Lightning with EvaluationWeights: against a plain loop, bit for bit, whatever happens in it."""
+"""Lightning with EvaluationWeights matches a plain loop bit for bit."""
 
 import copy
 import importlib
@@ -7,28 +7,28 @@ import sys
 
 import pytest
 import torch
-from lightning_runs import (
-    MARKS,
-    Module,
-    Noting,
-    assert_is_the_plain_run,
-    lightning,
-    saved_weights,
-    trainer_with,
-)
-from plain import EPOCH, OPTIONS, equal, loader, plain_run, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neumann import Neumann
 from neumann.integrations.lightning import EvaluationWeights
+from tests.support.lightning_runs import (
+    IGNORED_WARNINGS,
+    Module,
+    RecordingMixin,
+    assert_matches_plain_loop,
+    lightning,
+    load_saved_weights,
+    make_trainer,
+)
+from tests.support.plain_loop import EPOCH, OPTIONS, equal, loader, run_plain_loop, weights
 
-pytestmark = MARKS
+pytestmark = IGNORED_WARNINGS
 
 
 @pytest.fixture
 def _interrupts():
-    """Lightning ignores further ones once it has seen one; pytest wants to be interruptible."""
+    """Restore pytest's handler: Lightning ignores further interrupts after the first."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -44,16 +44,16 @@ def _interrupts():
     ],
     ids=str,
 )
-def test_validation_sees_the_corrected_weights_and_training_never_notices(options):
+def test_validation_uses_the_evaluation_weights_and_training_is_unaffected(options):
     module = Module()
-    trainer_with(**options).fit(module, loader(), loader())
+    make_trainer(**options).fit(module, loader(), loader())
     accumulate = options.get("accumulate_grad_batches", 1)
-    assert_is_the_plain_run(module, 3 * EPOCH // accumulate, accumulate)
-    _, shown = plain_run(3 * EPOCH // accumulate, accumulate)
-    assert equal(weights(module), shown[-1])  # fit leaves what is to be shipped
+    assert_matches_plain_loop(module, 3 * EPOCH // accumulate, accumulate)
+    _, evaluated = run_plain_loop(3 * EPOCH // accumulate, accumulate)
+    assert equal(weights(module), evaluated[-1])  # fit leaves the evaluation weights
 
 
-def test_switching_twice_is_switching_once():
+def test_switching_twice_equals_switching_once():
     """A second callback, and a module that calls train() and eval() itself, change no bit."""
 
     class Eager(Module):
@@ -71,34 +71,34 @@ def test_switching_twice_is_switching_once():
             self.optimizers().train()
 
     module = Eager()
-    trainer_with(EvaluationWeights(), val_check_interval=2).fit(module, loader(), loader())
-    assert_is_the_plain_run(module)
-    assert equal(weights(module), plain_run(3 * EPOCH)[1][-1])
+    make_trainer(EvaluationWeights(), val_check_interval=2).fit(module, loader(), loader())
+    assert_matches_plain_loop(module)
+    assert equal(weights(module), run_plain_loop(3 * EPOCH)[1][-1])
 
 
 def test_without_the_callback_lightning_validates_displaced_weights():
-    """What the callback is for; should Lightning learn to switch, this test says so."""
+    """Why the callback exists. This test fails if Lightning learns to switch by itself."""
     module = Module()
-    trainer = trainer_with()
+    trainer = make_trainer()
     trainer.callbacks.clear()
     trainer.fit(module, loader(), loader())
-    trained, _ = plain_run(3 * EPOCH)
-    assert all(equal(found, trained[step]) for step, found in module.shown)
+    trained, _ = run_plain_loop(3 * EPOCH)
+    assert all(equal(found, trained[step]) for step, found in module.evaluated)
 
 
 def test_evaluating_without_training_needs_no_optimizer():
     module = Module()
-    for evaluate in (trainer_with().validate, trainer_with().test):
+    for evaluate in (make_trainer().validate, make_trainer().test):
         evaluate(module, loader(), verbose=False)
-    trainer_with().predict(module, loader())
-    assert all(equal(found, weights(module)) for _, found in module.shown)
+    make_trainer().predict(module, loader())
+    assert all(equal(found, weights(module)) for _, found in module.evaluated)
 
 
 @pytest.mark.usefixtures("_interrupts")
 @pytest.mark.parametrize("exception", [KeyError, KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("where", ["validation_step", "training_step"])
-def test_an_exception_leaves_the_corrected_weights(tmp_path, exception, where):
-    trained, shown = plain_run(3 * EPOCH)
+def test_an_exception_leaves_the_evaluation_weights(tmp_path, exception, where):
+    trained, evaluated = run_plain_loop(3 * EPOCH)
 
     class Failing(Module):
         def fail(self, hook, *arguments):
@@ -115,29 +115,29 @@ def test_an_exception_leaves_the_corrected_weights(tmp_path, exception, where):
     last = lightning.callbacks.ModelCheckpoint(
         tmp_path, save_last=True, save_on_exception=True, save_weights_only=True
     )
-    trainer, module = trainer_with(last), Failing()
+    trainer, module = make_trainer(last), Failing()
     with pytest.raises(SystemExit if exception is KeyboardInterrupt else exception):
         trainer.fit(module, loader(), loader())
-    assert equal(weights(module), shown[12])
+    assert equal(weights(module), evaluated[12])
     trainer.save_checkpoint(tmp_path / "after.ckpt")
     saved = torch.load(tmp_path / "after.ckpt", weights_only=True)
     resumed = Module()
     resumed.load_state_dict(saved["state_dict"])
     optimizer = resumed.configure_optimizers()
     optimizer.load_state_dict(saved["optimizer_states"][0])
-    assert equal(weights(resumed), shown[12])
+    assert equal(weights(resumed), evaluated[12])
     optimizer.train()
     assert equal(weights(resumed), trained[12])
 
 
-def test_early_stopping_stops_with_the_corrected_weights():
-    _, shown = plain_run(3 * EPOCH)
+def test_early_stopping_leaves_the_evaluation_weights():
+    _, evaluated = run_plain_loop(3 * EPOCH)
     module = Module()
-    trainer_with(lightning.callbacks.EarlyStopping("loss", patience=1), max_epochs=9).fit(
+    make_trainer(lightning.callbacks.EarlyStopping("loss", patience=1), max_epochs=9).fit(
         module, loader(), loader()
     )
     assert module.trained[-1][0] == 2 * EPOCH
-    assert equal(weights(module), shown[2 * EPOCH])
+    assert equal(weights(module), evaluated[2 * EPOCH])
 
 
 class Several(lightning.LightningModule):
@@ -152,7 +152,7 @@ class Several(lightning.LightningModule):
         self.tied[1].weight = self.tied[0].weight
         self.tied[0].bias.requires_grad_(False)
         self.last = nn.Linear(3, 3)
-        self.shown = []
+        self.evaluated = []
 
     def forward(self, x):
         return self.last(self.tied[1](self.tied[0](self.first(x)).tanh()))
@@ -165,7 +165,7 @@ class Several(lightning.LightningModule):
             optimizer.zero_grad()
 
     def validation_step(self, batch, batch_idx):
-        self.shown.append(copy.deepcopy(self.state_dict()))
+        self.evaluated.append(copy.deepcopy(self.state_dict()))
 
     def configure_optimizers(self):
         return [
@@ -192,9 +192,9 @@ def test_several_optimizers_in_manual_optimization(tmp_path):
     expected = plain.state_dict()
 
     module = Several()
-    trainer_with(Save(), max_epochs=2).fit(module, loader(), loader())
+    make_trainer(Save(), max_epochs=2).fit(module, loader(), loader())
     saved = torch.load(tmp_path / "between.ckpt", weights_only=True)
-    for found in (module.shown[-1], module.state_dict(), saved["state_dict"]):
+    for found in (module.evaluated[-1], module.state_dict(), saved["state_dict"]):
         assert set(found) == set(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     for before, after in zip(optimizers, saved["optimizer_states"], strict=True):
@@ -205,20 +205,20 @@ def test_several_optimizers_in_manual_optimization(tmp_path):
         )
 
 
-def test_the_callback_serves_pytorch_lightning_too(tmp_path):
+def test_the_callback_works_with_pytorch_lightning(tmp_path):
     package = pytest.importorskip("pytorch_lightning")
 
-    class Other(Noting, package.LightningModule):
+    class Other(RecordingMixin, package.LightningModule):
         pass
 
     every = package.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)
     module = Other()
-    trainer_with(every, package=package).fit(module, loader(), loader())
-    assert_is_the_plain_run(module)
-    assert equal(saved_weights(tmp_path / "step=10.ckpt"), plain_run(10)[1][10])
+    make_trainer(every, package=package).fit(module, loader(), loader())
+    assert_matches_plain_loop(module)
+    assert equal(load_saved_weights(tmp_path / "step=10.ckpt"), run_plain_loop(10)[1][10])
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+def test_a_missing_package_names_the_extra_to_install(monkeypatch):
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "neumann.integrations.lightning")

@@ -1,15 +1,23 @@
-"""Hugging Face's Trainer switches by itself; EvaluationWeights keeps w out of what it saves."""
+"""Hugging Face's Trainer switches by itself; EvaluationWeights keeps w out of its checkpoints."""
 
 import importlib
 import sys
 
 import pytest
 import torch
-from plain import EPOCH, OPTIONS, dataset, equal, network, plain_run, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neumann import Neumann
+from tests.support.plain_loop import (
+    EPOCH,
+    OPTIONS,
+    dataset,
+    equal,
+    network,
+    run_plain_loop,
+    weights,
+)
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
@@ -20,22 +28,22 @@ from neumann.integrations.transformers import EvaluationWeights  # noqa: E402
 
 
 class Model(nn.Module):
-    """Notes the weights at every evaluation."""
+    """Records the weights at every evaluation."""
 
     def __init__(self):
         super().__init__()
         self.network = network()
-        self.shown = []
+        self.evaluated = []
 
     def forward(self, x, labels):
         if not self.training:
-            self.shown.append(weights(self))
+            self.evaluated.append(weights(self))
         logits = self.network(x)
         return {"loss": cross_entropy(logits, labels), "logits": logits}
 
 
 class Watch(transformers.TrainerCallback):
-    """Notes step and weights when a step is done; `stop` ends the training after that step."""
+    """Records step and weights after each step; training ends after the step `stop`."""
 
     def __init__(self, stop=None):
         self.trained, self.stop = [], stop
@@ -46,7 +54,7 @@ class Watch(transformers.TrainerCallback):
         control.should_training_stop |= state.global_step == self.stop
 
 
-def trainer_in(directory, *callbacks, **options):
+def make_trainer(directory, *callbacks, **options):
     model = Model()
     optimizer = Neumann(model.named_parameters(), **OPTIONS)
     options = {"num_train_epochs": 3, "save_strategy": "no"} | options
@@ -74,38 +82,38 @@ def trainer_in(directory, *callbacks, **options):
     )
 
 
-def saved_weights(directory):
+def load_saved_weights(directory):
     saved = load_file(directory / "model.safetensors")
     return [saved[f"network.{name}"] for name, _ in network().named_parameters()]
 
 
 @pytest.mark.parametrize("callbacks", [[], [EvaluationWeights]], ids=["alone", "with callback"])
-def test_evaluation_sees_the_corrected_weights_and_training_never_notices(tmp_path, callbacks):
-    trained, shown = plain_run(3 * EPOCH)
+def test_evaluation_uses_the_evaluation_weights_and_training_is_unaffected(tmp_path, callbacks):
+    trained, evaluated = run_plain_loop(3 * EPOCH)
     watch = Watch()
     options = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
-    trainer = trainer_in(tmp_path, watch, *(callback() for callback in callbacks), **options)
+    trainer = make_trainer(tmp_path, watch, *(callback() for callback in callbacks), **options)
     trainer.train()
-    assert len(trainer.model.shown) == 1 + 3 * EPOCH // 2
-    assert all(equal(found, shown[2 * i]) for i, found in enumerate(trainer.model.shown))
+    assert len(trainer.model.evaluated) == 1 + 3 * EPOCH // 2
+    assert all(equal(found, evaluated[2 * i]) for i, found in enumerate(trainer.model.evaluated))
     assert [step for step, _ in watch.trained] == list(range(1, 3 * EPOCH + 1))
     assert all(equal(found, trained[step]) for step, found in watch.trained)
 
     trainer.evaluate()
     trainer.evaluate()
-    assert equal(trainer.model.shown[-1], shown[-1])
+    assert equal(trainer.model.evaluated[-1], evaluated[-1])
     trainer.optimizer.train()
     assert equal(weights(trainer.model), trained[-1])
 
 
 def test_gradient_accumulation_counts_optimizer_steps(tmp_path):
-    _, shown = plain_run(9, accumulate=2)
+    _, evaluated = run_plain_loop(9, accumulate=2)
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}
-    trainer = trainer_in(tmp_path, EvaluationWeights(), **options)
+    trainer = make_trainer(tmp_path, EvaluationWeights(), **options)
     trainer.train()
     assert all(
-        equal(found, shown[step])
-        for found, step in zip(trainer.model.shown, (3, 6, 9), strict=True)
+        equal(found, evaluated[step])
+        for found, step in zip(trainer.model.evaluated, (3, 6, 9), strict=True)
     )
 
 
@@ -118,45 +126,45 @@ def test_gradient_accumulation_counts_optimizer_steps(tmp_path):
     + [(EPOCH, {"save_strategy": "epoch"})],
     ids=str,
 )
-def test_a_checkpoint_ships_and_resumes_exactly(tmp_path, step, options):
-    trained, shown = plain_run(3 * EPOCH)
-    trainer_in(tmp_path, EvaluationWeights(), **options).train()
+def test_a_checkpoint_has_the_right_weights_and_resumes(tmp_path, step, options):
+    trained, evaluated = run_plain_loop(3 * EPOCH)
+    make_trainer(tmp_path, EvaluationWeights(), **options).train()
     checkpoint = tmp_path / f"checkpoint-{step}"
-    assert equal(saved_weights(checkpoint), shown[step])
+    assert equal(load_saved_weights(checkpoint), evaluated[step])
 
     watch = Watch()
-    resumed = trainer_in(tmp_path / "resumed", watch, EvaluationWeights())
+    resumed = make_trainer(tmp_path / "resumed", watch, EvaluationWeights())
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert [at for at, _ in watch.trained] == list(range(step + 1, 3 * EPOCH + 1))
     assert all(equal(found, trained[at]) for at, found in watch.trained)
-    assert equal(weights(resumed.model), shown[-1])
+    assert equal(weights(resumed.model), evaluated[-1])
 
 
-def test_without_the_callback_a_checkpoint_holds_w_and_still_resumes(tmp_path):
-    """What the callback is for; should the Trainer learn to switch, this test says so."""
-    trained, _ = plain_run(3 * EPOCH)
-    trainer_in(tmp_path, save_strategy="steps", save_steps=10).train()
-    assert equal(saved_weights(tmp_path / "checkpoint-10"), trained[10])
-    resumed = trainer_in(tmp_path / "resumed")
+def test_without_the_callback_a_checkpoint_holds_w_and_resumes_exactly(tmp_path):
+    """Why the callback exists. This test fails if the Trainer learns to switch by itself."""
+    trained, _ = run_plain_loop(3 * EPOCH)
+    make_trainer(tmp_path, save_strategy="steps", save_steps=10).train()
+    assert equal(load_saved_weights(tmp_path / "checkpoint-10"), trained[10])
+    resumed = make_trainer(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert equal(weights(resumed.model), trained[-1])
 
 
-def test_weights_alone_and_the_model_after_training_are_the_corrected_ones(tmp_path):
-    _, shown = plain_run(3 * EPOCH)
+def test_saved_weights_and_the_trained_model_are_the_evaluation_weights(tmp_path):
+    _, evaluated = run_plain_loop(3 * EPOCH)
     options = {"save_strategy": "steps", "save_steps": 10, "save_only_model": True}
-    trainer = trainer_in(tmp_path, EvaluationWeights(), **options)
+    trainer = make_trainer(tmp_path, EvaluationWeights(), **options)
     trainer.train()
-    assert equal(saved_weights(tmp_path / "checkpoint-10"), shown[10])
+    assert equal(load_saved_weights(tmp_path / "checkpoint-10"), evaluated[10])
     trainer.save_model(tmp_path / "shipped")
-    assert equal(saved_weights(tmp_path / "shipped"), shown[-1])
+    assert equal(load_saved_weights(tmp_path / "shipped"), evaluated[-1])
 
 
 @pytest.mark.parametrize("stop", [14, 15], ids=["evaluated last", "trained last"])
 def test_the_best_model_is_corrected_once(tmp_path, stop):
-    """Loaded while the optimizer trains, it would be corrected again by the next evaluation."""
-    _, shown = plain_run(3 * EPOCH)
-    trainer = trainer_in(
+    """If it were loaded in training mode, the next evaluation would correct it again."""
+    _, evaluated = run_plain_loop(3 * EPOCH)
+    trainer = make_trainer(
         tmp_path,
         Watch(stop=stop),
         EvaluationWeights(),
@@ -169,13 +177,13 @@ def test_the_best_model_is_corrected_once(tmp_path, stop):
     trainer.train()
     best = trainer.state.best_global_step
     assert best in (7, 14)
-    assert equal(weights(trainer.model), shown[best])
+    assert equal(weights(trainer.model), evaluated[best])
     trainer.evaluate()
-    assert equal(trainer.model.shown[-1], shown[best])
+    assert equal(trainer.model.evaluated[-1], evaluated[best])
 
 
 def test_the_trainer_may_build_the_optimizer(tmp_path):
-    built = trainer_in(tmp_path, EvaluationWeights(), weight_decay=0.1)
+    built = make_trainer(tmp_path, EvaluationWeights(), weight_decay=0.1)
     built.optimizer, built.optimizer_cls_and_kwargs = None, (Neumann, OPTIONS)
     built.train()
     inside = built.optimizer.optimizer
@@ -184,12 +192,12 @@ def test_the_trainer_may_build_the_optimizer(tmp_path):
 
 
 def test_another_optimizer_is_left_alone(tmp_path):
-    trainer = trainer_in(tmp_path, EvaluationWeights(), max_steps=2)
+    trainer = make_trainer(tmp_path, EvaluationWeights(), max_steps=2)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
     trainer.train()
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+def test_a_missing_package_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "neumann.integrations.transformers")
     with pytest.raises(ImportError, match=r"pip install neumann-optimizer\[transformers\]"):

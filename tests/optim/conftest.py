@@ -1,16 +1,13 @@
-"""What tests of the optimizer find around them.
-
-Those that name the implementation "triton" run the CUDA path on CPU tensors, interpreted.
-"""
+"""Fixtures for tests of the optimizer."""
 
 import pytest
 
-from neumann.optim import execution
+from tests.support.oracle_runs import use_triton_on_cpu
 
 
 @pytest.fixture(autouse=True)
-def _cuda_path_on_cpu_tensors(request, monkeypatch):
+def _triton_on_cpu_tensors(request, monkeypatch):
+    """Tests of the implementation "triton" run its kernels on CPU tensors, interpreted."""
     parameters = getattr(getattr(request.node, "callspec", None), "params", {})
     if parameters.get("implementation") == "triton":
-        cuda = execution.Implementation.CUDA
-        monkeypatch.setattr(execution, "_fused", lambda devices: (cuda, None))
+        use_triton_on_cpu(monkeypatch)

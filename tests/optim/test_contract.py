@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from neumann import Neumann
-from oracle_runs import IMPLEMENTATIONS
-from small_model import CLOCK, STRONG, equal, model_and_optimizer, train, weights
+from tests.support.oracle_runs import IMPLEMENTATIONS
+from tests.support.small_model import CLOCK, STRONG, equal, model_and_optimizer, train, weights
 
 # ---------------------------------------------------------------------- groups
 
@@ -269,7 +269,7 @@ def test_tensor_lr(implementation):
 # ---------------------------------------------------------------------- copies and words
 
 
-def test_deepcopy_and_pickle_go_on_alike():
+def test_copies_and_pickles_continue_the_same_way():
     model, optimizer = model_and_optimizer(**STRONG)
     train(model, optimizer, 9)
     copied = copy.deepcopy((model, optimizer))
@@ -283,7 +283,7 @@ def test_deepcopy_and_pickle_go_on_alike():
         assert len({id(state["step"]) for state in other.state.values()}) == 1
 
 
-def test_repr_reads_well():
+def test_repr():
     model, optimizer = model_and_optimizer()
     train(model, optimizer, 5)
     text = repr(optimizer)

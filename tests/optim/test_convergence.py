@@ -1,5 +1,6 @@
 """Does it train: digits to an accuracy, over seeds and by a margin."""
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -40,6 +41,7 @@ def accuracies(seed: int) -> tuple[float, float]:
         return accuracy(), before
 
 
+@pytest.mark.slow
 def test_digits():
     reached = [accuracies(seed) for seed in range(3)]
     assert min(after for after, _ in reached) > LEAST

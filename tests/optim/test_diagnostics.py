@@ -1,9 +1,9 @@
-"""diagnostics() against the oracle's own numbers, and the promise not to look before it is read."""
+"""diagnostics() against the oracle, and that nothing is read before it is asked for."""
 
 import pytest
 import torch
 
-from oracle_runs import Run, advance, advance_oracle, optimizer_of, oracle_of
+from tests.support.oracle_runs import Run, advance, advance_oracle, optimizer_of, oracle_of
 
 
 def test_against_the_oracle():
@@ -39,7 +39,7 @@ def test_against_the_oracle():
     assert seen[:6] == ["warm-up"] * 4 + ["reset", "iterate"]
 
 
-def test_a_snapshot_does_not_move():
+def test_a_snapshot_stays_the_same():
     run = Run([{"sizes": (3,), "lr": 0.1}], warmup=2, interval=0)
     optimizer = optimizer_of(run, torch.float64)
     for step in range(6):
@@ -61,7 +61,7 @@ def test_without_forces():
     assert (group.cubic_force, group.repulsive_force) == (0.0, 0.0)
 
 
-def test_nothing_is_read_until_asked(monkeypatch):
+def test_diagnostics_are_read_only_on_request(monkeypatch):
     run = Run([{"sizes": (3,), "lr": 0.1}])
     optimizer = optimizer_of(run, torch.float64, lr=torch.tensor(0.1))
     advance(run, optimizer, 0)

@@ -25,7 +25,7 @@ def stepped(w, g, m, offset, lr, steps_before, options):
     state = optimizer.state[w]
     state["step"].fill_(steps_before)
     state["iterate"], state["offset"] = m.clone(), offset.clone()
-    optimizer._scalars["distance_squared"] = offset.square().sum()
+    optimizer._store.scalars["distance_squared"] = offset.square().sum()
     optimizer.step()
     return w, state["iterate"], state["offset"]
 
@@ -103,7 +103,7 @@ def test_a_distance_of_zero_has_a_derivative(bounded):
     assert derivative > 0
 
 
-def test_otherwise_no_graph_is_left():
+def test_a_plain_step_keeps_no_graph():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0, foreach=False)
     for _ in range(4):

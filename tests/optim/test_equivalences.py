@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from neumann import Neumann
-from oracle_runs import IMPLEMENTATIONS
+from tests.support.oracle_runs import IMPLEMENTATIONS
 
 
 def quadratic(seed: int, size: int = 40):

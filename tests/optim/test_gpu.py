@@ -7,12 +7,18 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.execution import Implementation
 from neumann.optim.spectral import Spectral
-from oracle_runs import Run, advance, deviation, finished, finished_oracle, optimizer_of
-from preconditioned import memory
+from tests.support.oracle_runs import (
+    Run,
+    advance,
+    deviation,
+    finished,
+    finished_oracle,
+    optimizer_of,
+)
+from tests.support.preconditioned import memory
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 PRECONDITIONERS = [None, "diagonal", "spectral"]
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
@@ -33,7 +39,7 @@ def exact():
 def test_the_kernel_is_chosen():
     p = nn.Parameter(torch.ones(3, device="cuda"))
     optimizer = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0)
-    assert optimizer._execution.implementation is Implementation.CUDA
+    assert optimizer._backend.name == "triton"
     assert optimizer._step_supports_amp_scaling
 
 
@@ -241,7 +247,7 @@ def moved(optimizer, device):
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}])
-def test_state_that_somebody_else_moves(options):
+def test_state_that_was_moved_by_a_trainer(options):
     def build():
         model, data = network()
         options_ = {"warmup_steps": 3, "reset_steps": 4, **STRONG, **options}

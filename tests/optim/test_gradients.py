@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from oracle_runs import IMPLEMENTATIONS
-from small_model import CLOCK, STRONG, equal, model_and_optimizer, train, weights
+from tests.support.oracle_runs import IMPLEMENTATIONS
+from tests.support.small_model import CLOCK, STRONG, equal, model_and_optimizer, train, weights
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -77,7 +77,7 @@ def test_scalars_empty_tensors_and_other_layouts(implementation):
 def test_half_precision_computes_in_float32(implementation, dtype):
     """One rounding a step: the result is the float32 step, rounded.
 
-    To nearest, but for bfloat16 state, which is rounded to either neighbour.
+    To nearest, but for bfloat16 state, which is rounded to either neighbor.
     """
     options = {"lr": 0.1, **CLOCK, **STRONG, **IMPLEMENTATIONS[implementation]}
     start = torch.linspace(-2, 2, 33).to(dtype)
@@ -225,3 +225,27 @@ def test_nonfinite_gradients_pass_by_default():
         p.grad = torch.full_like(p, float("nan"))
     optimizer.step()
     assert all(torch.isnan(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_parameter_frozen_midway_stays_in_the_group(implementation):
+    """A never-trained neighbor changes nothing: δ still counts in r, and a reset zeroes m."""
+
+    def run(neighbors):
+        torch.manual_seed(0)
+        a, c = (nn.Parameter(torch.randn(4, dtype=torch.float64)) for _ in range(2))
+        frozen = [nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)]
+        params = [a, c, *(frozen if neighbors else [])]
+        options = {**CLOCK, **STRONG, "variables": 2, **IMPLEMENTATIONS[implementation]}
+        optimizer = Neumann(params, lr=0.1, **options)
+        for step in range(24):
+            a.requires_grad_(step < 12)
+            a.grad = a.detach() + 0.1 * step if step < 12 else None
+            c.grad = c.detach() - 0.2 * step
+            optimizer.step()
+        distance = optimizer.diagnostics().distance
+        return [*optimizer.eval_params()[:2], optimizer.state[a]["iterate"]], distance
+
+    (alone, r), (beside, other) = run(False), run(True)
+    assert equal(alone, beside)
+    assert r == other

@@ -104,7 +104,7 @@ def test_copies_and_pickles_of_the_model_are_not_guarded():
     is_silent(pickle.loads(pickle.dumps(model)).state_dict)
 
 
-def test_it_does_not_keep_the_optimizer():
+def test_it_does_not_keep_the_optimizer_alive():
     model, optimizer = build()
     neumann.guard(model, optimizer)
     del optimizer
@@ -124,7 +124,7 @@ class Wrapper:
         self.optimizer = optimizer
 
 
-def test_a_wrapped_optimizer_is_looked_into():
+def test_a_wrapped_optimizer_is_unwrapped():
     model, optimizer = build()
     neumann.guard(model, Wrapper(optimizer))
     with pytest.warns(UserWarning, match=WARNING):

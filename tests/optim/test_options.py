@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from small_model import CLOCK, equal, model_and_optimizer, train, weights
+from tests.support.small_model import CLOCK, equal, model_and_optimizer, train, weights
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_epochs_become_steps_rounded_half_up(clock, expected):
     assert (group["warmup_steps"], group["reset_steps"]) == expected
 
 
-def test_no_parameters_and_the_same_twice():
+def test_missing_and_repeated_parameters_are_refused():
     p = nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="empty parameter list"):
         Neumann([], lr=0.1, **CLOCK)
@@ -98,7 +98,7 @@ def test_no_parameters_and_the_same_twice():
     groups = [{"params": nn.Linear(2, 2).named_parameters()} for _ in "ab"]
     with pytest.raises(ValueError, match="two parameters 'weight': names must differ"):
         Neumann(groups, lr=0.1, **CLOCK)
-    with pytest.raises(ValueError, match=r"conjugate view, number 0, .* pass resolve_conj"):
+    with pytest.raises(ValueError, match=r"conjugate view, number 0, .* pass its resolve_conj"):
         Neumann([nn.Parameter(torch.ones(2, dtype=torch.complex64).conj())], lr=0.1, **CLOCK)
     with pytest.raises(ValueError, match="more than one parameter group"):
         Neumann([{"params": [p]}, {"params": [p]}], lr=0.1, **CLOCK)

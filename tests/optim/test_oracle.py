@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle_runs import IMPLEMENTATIONS as ALL
-from oracle_runs import SIZES, Run, deviation, finished, finished_oracle
+from tests.support.oracle_runs import IMPLEMENTATIONS as ALL
+from tests.support.oracle_runs import SIZES, Run, deviation, finished, finished_oracle
 
 # The Triton kernel, which CI interprets, is held to the oracle in its own test, at smaller sizes.
 IMPLEMENTATIONS = {name: options for name, options in ALL.items() if name != "triton"}
@@ -66,8 +66,15 @@ def exact(name: str):
     return finished_oracle(RUNS[name])
 
 
+# `make check` runs these; together they have every term of the update.
+QUICK = ("defaults", "no forces", "both large", "decoupled decay", "maximize", "gradients missing")
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name not in QUICK)],
+)
 def test_float64(name, implementation):
     run = RUNS[name]
     optimizer = finished(run, torch.float64, **IMPLEMENTATIONS[implementation])
@@ -78,7 +85,15 @@ def test_float64(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", ["defaults", "both large", "decoupled decay", "all sizes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "defaults",
+        "both large",
+        "decoupled decay",
+        pytest.param("all sizes", marks=pytest.mark.slow),
+    ],
+)
 def test_float32(name, implementation):
     optimizer = finished(RUNS[name], torch.float32, **IMPLEMENTATIONS[implementation])
     assert deviation(optimizer, exact(name)) < 2e-6
@@ -103,6 +118,7 @@ group_strategy = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     groups=st.lists(group_strategy, min_size=1, max_size=3).filter(

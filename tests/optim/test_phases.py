@@ -42,7 +42,7 @@ def test_an_interval_of_one_grows():
 
 
 @pytest.mark.parametrize("growth", [1.0, 1.1, 2.0])
-def test_asking_far_ahead_or_back_gives_the_same(growth):
+def test_the_order_of_questions_does_not_matter(growth):
     far_first, in_order = Timetable(0, 4, growth), Timetable(0, 4, growth)
     far_first.next_reset(100_000)
     assert resets(far_first, 300) == resets(in_order, 300)
@@ -57,7 +57,7 @@ def test_momentum_starts_at_half_and_peaks():
     assert momentum_at(1000, 0.3) == 0.3
 
 
-def test_rows_are_those_of_the_table():
-    assert row(Phase.WARMUP, 0.1, 0.9, 0.99, 0.0) == (1, 0, 0, 0.1, 0, 1)
-    assert row(Phase.RESET, 0.1, 0.9, 0.99, 0.5) == (0, 0.1, 0, 0, 0, 1)
-    assert row(Phase.ITERATE, 0.1, 0.9, 0.99, 0.5) == (0.9, 0.1, 0.9, 0.1, 0.05, 0.99)
+def test_coefficients_of_each_phase():
+    assert row(Phase.WARMUP, 0.1, 0.9, 0.99, 0.0) == (1, 0, 0, 0.1, 0, 1, 0, 0, 1)
+    assert row(Phase.RESET, 0.1, 0.9, 0.99, 0.5) == (0, 0.1, 0, 0, 0, 1, 0, 0, 1)
+    assert row(Phase.ITERATE, 0.1, 0.9, 0.99, 0.5) == (0.9, 0.1, 0.9, 0.1, 0.05, 0.99, 0, 0, 1)

@@ -1,23 +1,34 @@
-"""The learning-rate rules against their closed forms, and the torch scheduler contract."""
+"""The schedules against their closed forms, and the contract of torch's schedulers."""
 
 import io
 import math
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from neumann.optim.schedules import InverseTime, LinearScaling, StepDecay
+from neumann.optim.schedules import (
+    SCHEDULE_NAMES,
+    CosineDecay,
+    InverseTime,
+    LinearDecay,
+    LinearScaling,
+    StepDecay,
+    lr_factor,
+)
 
 Build = Callable[[torch.optim.Optimizer], LRScheduler]
 
 BUILDS: dict[str, Build] = {
-    "linear": lambda o: LinearScaling(o, batch_size=4000, base_batch=32, ramp_steps=4),
+    "scaling": lambda o: LinearScaling(o, batch_size=4000, base_batch=32, ramp_steps=4),
     "step": lambda o: StepDecay(o, steps_per_epoch=2, every_epochs=3, scale=8.0, ramp_steps=4),
     "inverse": lambda o: InverseTime(o, decay_steps=5.0, scale=8.0, ramp_steps=4),
+    "linear": lambda o: LinearDecay(o, total_steps=20, ramp_steps=4),
+    "cosine": lambda o: CosineDecay(o, total_steps=20, ramp_steps=4, ramp_from="base", scale=8.0),
 }
 
 
@@ -49,7 +60,7 @@ def test_linear_scaling_without_a_ramp_is_scaled_at_once():
     assert advance(optimizer, schedule, 3) == pytest.approx([0.025] * 3, rel=1e-15)
 
 
-def test_step_decay_of_the_paper():
+def test_the_step_decay_of_the_paper():
     """5 epochs of ramp, then ×0.3 every 40 epochs, at 3 steps an epoch."""
     optimizer = sgd(0.045)
     schedule = StepDecay(optimizer, steps_per_epoch=3, scale=10.0, ramp_steps=15)
@@ -152,17 +163,19 @@ def test_a_schedule_can_be_built_in_the_middle_of_a_run():
         lambda o, n: LinearScaling(o, batch_size=2, base_batch=1, total_steps=n),
         lambda o, n: StepDecay(o, steps_per_epoch=1, total_steps=n),
         lambda o, n: InverseTime(o, decay_steps=1, total_steps=n),
+        lambda o, n: LinearDecay(o, total_steps=n),
+        lambda o, n: CosineDecay(o, total_steps=n),
     ],
-    ids=["linear", "step", "inverse"],
+    ids=["scaling", "step", "inverse", "linear", "cosine"],
 )
-def test_a_run_that_ends_inside_the_warm_up_is_warned_of(build, total_steps):
+def test_a_run_that_ends_inside_the_warm_up_warns(build, total_steps):
     message = f"total_steps={total_steps} ends inside .* of 100 steps.*lower warmup_epochs"
     with pytest.warns(UserWarning, match=message) as caught:
         build(sgd(0.1, warmup_steps=100), total_steps)
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_no_warning_without_reason():
+def test_no_warning_if_nothing_is_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1, total_steps=101)
@@ -171,19 +184,20 @@ def test_no_warning_without_reason():
         InverseTime(sgd(0.1), decay_steps=1, total_steps=1)
 
 
-LINEAR = (LinearScaling, {"batch_size": 64, "base_batch": 32})
+SCALING = (LinearScaling, {"batch_size": 64, "base_batch": 32})
 STEP = (StepDecay, {"steps_per_epoch": 10})
 INVERSE = (InverseTime, {"decay_steps": 10})
+COSINE = (CosineDecay, {"total_steps": 10})
 
 
 @pytest.mark.parametrize(
     ("schedule", "name", "value"),
     [
-        (LINEAR, "batch_size", 0),
-        (LINEAR, "base_batch", 32.0),
-        (LINEAR, "ramp_steps", -1),
-        (LINEAR, "ramp_steps", True),
-        (LINEAR, "total_steps", 0),
+        (SCALING, "batch_size", 0),
+        (SCALING, "base_batch", 32.0),
+        (SCALING, "ramp_steps", -1),
+        (SCALING, "ramp_steps", True),
+        (SCALING, "total_steps", 0),
         (STEP, "steps_per_epoch", 0),
         (STEP, "every_epochs", 0.5),
         (STEP, "factor", 0.0),
@@ -192,6 +206,9 @@ INVERSE = (InverseTime, {"decay_steps": 10})
         (INVERSE, "decay_steps", 0),
         (INVERSE, "decay_steps", math.inf),
         (INVERSE, "scale", math.nan),
+        (INVERSE, "ramp_from", "one"),
+        (COSINE, "total_steps", 0),
+        (COSINE, "total_steps", None),
     ],
 )
 def test_bad_arguments_are_named_and_leave_the_optimizer_alone(schedule, name, value):
@@ -203,8 +220,77 @@ def test_bad_arguments_are_named_and_leave_the_optimizer_alone(schedule, name, v
     assert optimizer.param_groups[0] == before
 
 
-@pytest.mark.parametrize("schedule", [STEP, INVERSE], ids=["step", "inverse"])
-def test_a_ramp_needs_to_know_where_it_ends(schedule):
+@pytest.mark.parametrize("schedule", [STEP, INVERSE, COSINE], ids=["step", "inverse", "cosine"])
+def test_a_ramp_from_the_base_rate_needs_its_end(schedule):
     kind, arguments = schedule
     with pytest.raises(ValueError, match="ramp_steps=5 needs scale"):
-        kind(sgd(0.1), **arguments, ramp_steps=5)
+        kind(sgd(0.1), **arguments, ramp_steps=5, ramp_from="base")
+
+
+# ---------------------------------------------------------------------- by name, as functions
+
+TOTAL, RAMP, EPOCH = 1400, 100, 10
+
+
+def at(schedule: str, step: int, ramp: int = RAMP) -> float:
+    return lr_factor(schedule, step, total_steps=TOTAL, ramp_steps=ramp, steps_per_epoch=EPOCH)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_every_named_schedule_ramps_from_zero_to_the_peak(schedule):
+    assert [at(schedule, step) for step in (0, 49, 99)] == [0.01, 0.5, 1.0]
+    assert at(schedule, RAMP) == 1.0
+    assert at(schedule, 0, ramp=0) == 1.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_no_named_schedule_rises_after_the_ramp_or_becomes_negative(schedule):
+    factors = [at(schedule, step) for step in range(RAMP, TOTAL + 10)]
+    assert all(a >= b for a, b in pairwise(factors))
+    assert min(factors) >= 0
+
+
+def test_the_formulas_of_the_named_schedules():
+    middle = (RAMP + TOTAL) // 2
+    assert at("constant", middle) == 1.0
+    assert at("linear", middle) == 0.5
+    assert at("cosine", middle) == pytest.approx(0.5)
+    assert at("cosine", RAMP + 325) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert at("linear", TOTAL) == 0
+    assert [at("step", RAMP + s) for s in (399, 400, 800)] == [1.0, 0.3, pytest.approx(0.09)]
+    assert at("inverse", RAMP + EPOCH) == 0.5
+
+
+def test_rescaled_drops_three_times_at_sevenths_of_the_run():
+    drops = [s for s in range(1, TOTAL) if at("rescaled", s, 0) < at("rescaled", s - 1, 0)]
+    assert drops == [TOTAL * 2 // 7, TOTAL * 4 // 7, TOTAL * 6 // 7]
+    assert at("rescaled", TOTAL - 1) == pytest.approx(0.3**3)
+
+
+def test_an_unknown_schedule():
+    with pytest.raises(ValueError, match=r"schedule must be one of .*cosine.*; got 'cos'"):
+        at("cos", 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "build"),
+    [
+        ("constant", lambda o, z: LinearScaling(o, batch_size=1, base_batch=1, **z)),
+        ("linear", lambda o, z: LinearDecay(o, total_steps=TOTAL, **z)),
+        ("cosine", lambda o, z: CosineDecay(o, total_steps=TOTAL, **z)),
+        ("step", lambda o, z: StepDecay(o, steps_per_epoch=EPOCH, **z)),
+        ("inverse", lambda o, z: InverseTime(o, decay_steps=EPOCH, **z)),
+    ],
+)
+def test_a_scheduler_has_the_bits_of_the_named_schedule(schedule, build):
+    optimizer = sgd(0.3)
+    scheduler = build(optimizer, {"ramp_steps": RAMP, "ramp_from": "zero"})
+    rates = advance(optimizer, scheduler, TOTAL + 10)
+    assert rates == [0.3 * at(schedule, step) for step in range(TOTAL + 10)]
+
+
+def test_a_falling_schedule_can_ramp_from_the_base_rate():
+    optimizer = sgd(0.1)
+    scheduler = LinearDecay(optimizer, total_steps=8, ramp_steps=4, ramp_from="base", scale=5.0)
+    expected = [0.1, 0.2, 0.3, 0.4, 0.5, 0.375, 0.25, 0.125, 0.0]
+    assert advance(optimizer, scheduler, 9) == pytest.approx(expected)

@@ -1,1 +1,5 @@
-"""Callbacks for trainers. Each module needs a package of its own, named by its extra."""
+"""Callbacks for training frameworks.
+
+Each module needs its own package, and a missing one is an error that names the extra to install.
+Accelerate needs no callback.
+"""

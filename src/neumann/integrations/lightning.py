@@ -1,18 +1,18 @@
-"""Lightning: a callback that shows w − μm to everything but training.
+"""Lightning: a callback that shows w − μm to everything except training.
 
-Lightning never calls an optimizer's `train()` and `eval()`, so without the callback it validates,
+Lightning never calls an optimizer's `train()` and `eval()`. Without the callback it validates,
 tests and saves the displaced weights w.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from neumann.integrations.optimizers import evaluation_weights, in_evaluation_mode, neumann_inside
 from neumann.optim import Neumann
+from neumann.optim.checkpoint import WEIGHTS
+from neumann.optim.guard import find_neumann
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,10 +23,8 @@ else:
         try:
             from pytorch_lightning import Callback
         except ImportError as error:
-            raise ImportError(
-                "neumann.integrations.lightning needs Lightning: "
-                "`pip install neumann-optimizer[lightning]`"
-            ) from error
+            message = "Lightning is missing: `pip install neumann-optimizer[lightning]`"
+            raise ImportError(message) from error
 
 __all__ = ["EvaluationWeights"]
 
@@ -36,111 +34,105 @@ class EvaluationWeights(Callback):
 
         Trainer(callbacks=[EvaluationWeights()])
 
-    From the start of a validation, a test or a prediction, and from the end of an epoch, until the
-    next training batch the parameters hold the evaluation weights. So a checkpoint written there
-    holds them too, and since the optimizer's state keeps w and the mode, fit(ckpt_path=...)
-    continues as if there had been no interruption. A checkpoint written between two training
-    batches is given the same form. fit() leaves the evaluation weights in the model, also when it
-    ends by an exception.
+    The parameters hold the evaluation weights from the start of a validation, test or prediction,
+    and from the end of an epoch, until the next training batch. A checkpoint written in that time
+    holds them too. fit(ckpt_path=...) still continues as if there had been no interruption, because
+    the optimizer's state keeps w and the mode. A checkpoint written between two training batches
+    gets the same form. fit() leaves the evaluation weights in the model, even when it ends with an
+    exception.
 
-    Several optimizers may be Neumann; all others are left alone. Needed where it trains, not where
-    a checkpoint is merely loaded: its `state_dict` is w − μm already.
+    Several optimizers may be Neumann; all others are left alone. You need the callback where you
+    train, not where you only load a checkpoint: its `state_dict` already is w − μm.
 
     Limits: a checkpoint written between two batches under a strategy that gathers or shards the
-    model (FSDP2) holds w, and resumes exactly. Code of your own that calls
-    `trainer.save_checkpoint(path, weights_only=True)` within an epoch writes w, as Lightning tells
-    no callback of it: call it inside `optimizer.evaluating()`.
+    model (FSDP2) holds w; it still resumes exactly. If your own code calls
+    `trainer.save_checkpoint(path, weights_only=True)` within an epoch, it writes w, because
+    Lightning does not notify callbacks of it: call it inside `optimizer.evaluating()`.
     """
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        _evaluate(trainer)
+        _switch_to_evaluation(trainer)
 
-    def on_test_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        _evaluate(trainer)
+    on_test_start = on_predict_start = on_train_epoch_end = on_train_end = on_validation_start
 
-    def on_predict_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        _evaluate(trainer)
-
-    def on_train_batch_start(
-        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
-    ) -> None:
-        for optimizer in _found(trainer):
+    def on_train_batch_start(self, trainer: "Trainer", *args: Any, **kwargs: Any) -> None:
+        for optimizer in _neumann_optimizers(trainer):
             optimizer.train()
 
-    def on_train_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Switch for a checkpoint of the weights alone, which `on_save_checkpoint` never sees."""
+    def on_train_batch_end(self, trainer: "Trainer", *args: Any, **kwargs: Any) -> None:
+        """Switch for a checkpoint of the weights only, which `on_save_checkpoint` never sees."""
         if any(_saves_weights_between_batches(c) for c in trainer.checkpoint_callbacks):
-            _evaluate(trainer)
+            _switch_to_evaluation(trainer)
 
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        _evaluate(trainer)
-
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        _evaluate(trainer)
-
-    def on_exception(
-        self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
-    ) -> None:
-        # An accelerator that has just failed or run out of memory fails again: the exception that
-        # is on its way says more.
+    def on_exception(self, trainer: "Trainer", *args: Any, **kwargs: Any) -> None:
+        # A device that has failed or run out of memory fails here again; the exception that
+        # Lightning is about to raise says more.
         with suppress(RuntimeError):
-            _evaluate(trainer)
+            _switch_to_evaluation(trainer)
 
     def on_save_checkpoint(
         self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]
     ) -> None:
-        """Give a checkpoint written in mid-training the evaluation weights, and the live model not.
+        """Put the evaluation weights into a checkpoint written during training.
 
-        A switch there and back would be shorter, but writes the parameters, which autograd refuses
-        between a forward and its backward pass.
+        The live model does not change. Switching it to evaluation and back would be shorter, but
+        that writes the parameters, which autograd forbids between a forward and its backward pass.
         """
         names: dict[Tensor, list[str]] = defaultdict(list)  # tied parameters have several
         for name, p in pl_module.named_parameters(remove_duplicate=False):
             names[p].append(name)
-        saved = checkpoint["state_dict"]
-        states = checkpoint["optimizer_states"]
-        for index, wrapped in enumerate(trainer.optimizers):
-            optimizer = neumann_inside(wrapped)
+        saved, states = checkpoint["state_dict"], checkpoint["optimizer_states"]
+        for index, optimizer in enumerate(map(find_neumann, trainer.optimizers)):
             if optimizer is None or not optimizer.training:
                 continue
-            shown = [
+            replacements = [
                 (name, p, weights)
-                for p, weights in evaluation_weights(optimizer)
+                for p, weights in _evaluation_weights(optimizer)
                 for name in names[p] or [""]
             ]
             # All or nothing: a mixture of w and w − μm would be neither.
-            if all(_is_saved_as(saved.get(name), p) for name, p, _ in shown):
-                saved.update({name: weights for name, _, weights in shown})
-                states[index] = in_evaluation_mode(optimizer, states[index])
+            if all(_is_saved_as(saved.get(name), p) for name, p, _ in replacements):
+                saved.update({name: weights for name, _, weights in replacements})
+                states[index] = _as_evaluation_state(optimizer, states[index])
 
 
-def _found(trainer: "Trainer") -> Iterator[Neumann]:
-    """The trainer's Neumann optimizers; none before fit() has made them."""
-    for wrapped in trainer.optimizers:
-        optimizer = neumann_inside(wrapped)
-        if optimizer is not None:
-            yield optimizer
+def _neumann_optimizers(trainer: "Trainer") -> list[Neumann]:
+    """Return the trainer's Neumann optimizers; there are none before fit() creates them."""
+    return [o for o in map(find_neumann, trainer.optimizers) if o is not None]
 
 
-def _evaluate(trainer: "Trainer") -> None:
-    for optimizer in _found(trainer):
+def _switch_to_evaluation(trainer: "Trainer") -> None:
+    for optimizer in _neumann_optimizers(trainer):
         optimizer.eval()
 
 
+def _evaluation_weights(optimizer: Neumann) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter that has state with a copy of its evaluation weights."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found = optimizer.eval_params()
+    copies = found.values() if isinstance(found, dict) else found
+    # A frozen parameter has no second set of weights.
+    return [pair for pair in zip(parameters, copies, strict=True) if pair[0] in optimizer.state]
+
+
+def _as_evaluation_state(optimizer: Neumann, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Turn a state dict written in training mode into what evaluation mode would have written."""
+    state = dict(state_dict["state"])
+    groups = []
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        groups.append({**saved, "training": False})
+        for p, key in zip(group["params"], saved["params"], strict=True):
+            if key in state:
+                state[key] = {**state[key], WEIGHTS: p.detach()}
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
 def _is_saved_as(saved: Tensor | None, p: Tensor) -> bool:
-    """Whether this entry of a state dict is the parameter itself: not gathered, not replaced."""
+    """Whether an entry of a state dict is the parameter itself, not a gathered or replaced one."""
     return saved is not None and saved.shape == p.shape and saved.data_ptr() == p.data_ptr()
 
 
 def _saves_weights_between_batches(callback: object) -> bool:
-    """A ModelCheckpoint(save_weights_only=True) that counts steps or seconds, not epochs."""
-    return bool(getattr(callback, "save_weights_only", False)) and not getattr(
-        callback, "every_n_epochs", 1
-    )
+    """Whether this is a ModelCheckpoint(save_weights_only=True) that counts steps or seconds."""
+    weights_only = bool(getattr(callback, "save_weights_only", False))
+    return weights_only and not getattr(callback, "every_n_epochs", 1)

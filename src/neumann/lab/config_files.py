@@ -1,4 +1,8 @@
-"""Settings from plain values, as files hold them."""
+"""Settings in files: reading them, and comparing them with those of an existing folder.
+
+A setting that a folder does not mention, because it was written before the setting existed, had
+today's default. So the folder agrees with the current settings if they have the default.
+"""
 
 import dataclasses
 import tomllib
@@ -6,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from neumann.lab.errors import UsageError, unknown
+from neumann.lab.config import TrainConfig
+from neumann.lab.errors import UsageError, require, unknown
 
+MAX_DIFFERENCES = 3  # that a message names
+_ABSENT = object()
 _Kind = TypeVar("_Kind")
 
 
-def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
-    """A record of this kind from plain values; unknown keys are refused with the nearest."""
+def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
     fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
     for key in values:
         if key not in fields:
@@ -23,18 +29,70 @@ def from_mapping(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
             given[key] = Path(given[key])
     if "arms" in given:
         arms = given["arms"]
-        if not isinstance(arms, list | tuple) or not all(isinstance(arm, str) for arm in arms):
-            raise UsageError(f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
+        listed = isinstance(arms, list | tuple) and all(isinstance(arm, str) for arm in arms)
+        require(listed, f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
         given["arms"] = tuple(arms)
     return kind(**given)
 
 
-def from_file(path: Path, kind: type[_Kind]) -> _Kind:
-    """A record of this kind from a TOML file of flags, with - or _ in their names."""
+def load_settings(path: Path, kind: type[_Kind]) -> _Kind:
+    """Read settings of this kind from a TOML file of flags, with - or _ in their names."""
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not TOML: {error}") from error
-    return from_mapping({key.replace("-", "_"): value for key, value in values.items()}, kind)
+    return parse_settings({key.replace("-", "_"): value for key, value in values.items()}, kind)
+
+
+def fill_in_defaults(
+    saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Add to `saved` each setting that it lacks and that has its default in `current`."""
+    unchanged = {k: v for k, v in current.items() if k in defaults and defaults[k] == v}
+    return {**unchanged, **saved}
+
+
+def fill_in_run_defaults(
+    saved: Mapping[str, Any], current: Mapping[str, Any], processes: int
+) -> dict[str, Any]:
+    """Do the same for a run, whose config is resolved: "auto" is resolved in its defaults too."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    known = {key: current[key] for key in names & saved.keys() & current.keys()}
+    try:
+        defaults = TrainConfig(**known).resolve(processes).as_dict()
+    except (TypeError, ValueError, AttributeError):  # these are not settings of a training
+        defaults = {}
+    return fill_in_defaults(saved, current, defaults)
+
+
+def refuse_difference(folder: Path, content: str, saved: Any, current: Any) -> None:
+    """Raise a UsageError that names the first keys whose values differ, if any does."""
+    before, now = _flatten(saved), _flatten(current)
+    differences = [
+        f"{key} is {_show(before, key)} there, {_show(now, key)} here"
+        for key in now | before
+        if before.get(key, _ABSENT) != now.get(key, _ABSENT)
+    ]
+    more = len(differences) - MAX_DIFFERENCES
+    if more > 0:
+        differences[MAX_DIFFERENCES:] = [f"and {more} more"]
+    found = ", ".join(differences)
+    advice = "choose another folder, or remove this one"
+    require(not found, f"{folder} holds {content}: {found}; {advice}")
+
+
+def _show(flat: dict[str, Any], key: str) -> str:
+    text = repr(flat[key]) if key in flat else "not set"
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Join nested keys with dots: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, child in value.items():
+        flat |= _flatten(child, f"{prefix}.{key}" if prefix else key)
+    return flat

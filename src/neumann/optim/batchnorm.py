@@ -1,9 +1,9 @@
 """BatchNorm statistics for the weights that will be evaluated.
 
-Running statistics gathered while training belong to the displaced weights w, not to w − μm.
-`recalibrate_batchnorm` gathers them anew at whatever weights the model holds now, with
+Running statistics from training belong to the displaced weights w, not to w − μm.
+`recalibrate_batchnorm` recomputes them for the weights that the model holds now, with
 `torch.optim.swa_utils.update_bn`, and leaves everything else as it was: modes, momenta, random
-number generators. If it fails, the old statistics come back too.
+number generators. If it fails, it restores the old statistics.
 """
 
 import random
@@ -26,13 +26,13 @@ def recalibrate_batchnorm(
     batches: int | None = None,
     device: int | torch.device | None = None,
 ) -> None:
-    """Refresh the running statistics of every BatchNorm layer from the batches of `loader`.
+    """Recompute the running statistics of every BatchNorm layer from the batches of `loader`.
 
     Args:
         model: a model whose forward takes a batch, or the first element of one that is a tuple or
             a list.
-        loader: the training data; a few thousand examples are usually enough.
-        batches: stop after this many; None takes all of them.
+        loader: training data; a few thousand examples are usually enough.
+        batches: stop after this many; None uses all of them.
         device: move each batch there first.
 
     Use it at the evaluation weights::
@@ -52,11 +52,11 @@ def recalibrate_batchnorm(
     with _restored(model, layers), _forked_rng(devices, generator):
         update_bn(counted, model, device)
         if counted.seen == 0:
-            raise ValueError("loader gave no batch, so there is nothing to take statistics from")
+            raise ValueError("loader gave no batch, so there is nothing to compute statistics from")
 
 
 class _Counted:
-    """The first items of an iterable, and how many went through."""
+    """The first items of an iterable, counted."""
 
     def __init__(self, items: Iterable[Any], limit: int | None) -> None:
         self.items = items
@@ -64,7 +64,7 @@ class _Counted:
         self.seen = 0
 
     def __iter__(self) -> Iterator[Any]:
-        # A DataLoader draws random numbers as soon as it is iterated, so not before this.
+        # A DataLoader draws random numbers when iteration starts, so it must start here.
         for item in islice(self.items, self.limit):
             self.seen += 1
             yield item
@@ -72,7 +72,7 @@ class _Counted:
 
 @contextmanager
 def _restored(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
-    """Modes and momenta come back at the end; the statistics only after an exception."""
+    """Restore modes and momenta at the end, and the statistics after an exception."""
     modes = {module: module.training for module in model.modules()}
     momenta = {layer: layer.momentum for layer in layers}
     statistics = [
@@ -94,7 +94,7 @@ def _restored(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
 
 @contextmanager
 def _forked_rng(devices: set[torch.device], generator: torch.Generator | None) -> Iterator[None]:
-    """Leave the generators as they are: torch's, the loader's, Python's and, if in use, NumPy's."""
+    """Preserve the random state of torch, the loader, Python and, if it is in use, NumPy."""
     loader_state = None if generator is None else generator.get_state()
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()

@@ -1,8 +1,8 @@
-"""Loading a state dict: does it fit, and do its bits arrive.
+"""The keys of the state, and loading a state dict: whether it fits, and that no bit is lost.
 
 `torch.optim.Optimizer.load_state_dict` casts every floating-point state tensor to the dtype of its
-parameter (pytorch #43706), which loses float32 state of bfloat16 weights and float64 scalars. The
-tensors therefore travel through it inside `Exact`, which it does not look into.
+parameter (pytorch #43706), which loses float32 state of bfloat16 weights and float64 scalars. So
+the tensors travel through it inside `Exact`, which it does not look into.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neumann.optim.shards import local, placed_like
+from neumann.optim.dtensor import local_part, place_like
+from neumann.optim.preconditioners.memory import PREFIX
 
-# Scalars that every parameter's state repeats; one tensor each for the optimizer or for the group.
+# Scalars that every parameter's state repeats: one tensor each per optimizer, or per group (μ).
 CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
 # Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
 ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
-# Options that no other optimizer has, and wrappers that put their name before a parameter's.
+# Options that only Neumann has, and names that wrappers add to those of parameters.
 OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-PRECONDITIONER = "preconditioner_"  # begins the names of what a preconditioner remembers
 KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
 class Exact:
-    """A tensor on its way through the base class, which would cast it."""
+    """A tensor on its way through the base class, hidden from its casts."""
 
     __slots__ = ("tensor",)
 
@@ -43,34 +43,36 @@ def wrap(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwrap(value: Any, key: str, parameter: Tensor) -> Any:
-    """A copy of a wrapped tensor: on the parameter's device and laid out like it, its dtype kept.
+    """A copy of a wrapped tensor, on the parameter's device and laid out like it, in its own dtype.
 
-    A copy, so that the loaded dictionary stays what it was when the optimizer steps on.
+    A copy, so that later steps do not change the loaded dictionary.
     """
     if not isinstance(value, Exact):
         return value
     if key not in (ITERATE, OFFSET, WEIGHTS):
         return value.tensor.clone()
     copied = torch.empty_like(parameter, dtype=value.tensor.dtype, requires_grad=False)
-    local(copied).copy_(local(placed_like(value.tensor, parameter)))
+    local_part(copied).copy_(local_part(place_like(value.tensor, parameter)))
     return copied
 
 
 def check_fits(
     groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str], state_dict: Mapping[str, Any]
 ) -> None:
-    """Refuse, saying what differs, a state dict of another model or of another optimizer."""
+    """Raise, saying what differs, for a state dict of another model or another optimizer."""
     saved_groups, state = state_dict["param_groups"], state_dict["state"]
     if len(saved_groups) != len(groups):
         raise ValueError(
             f"the state dict has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
         )
     known = {str(key) for entry in state.values() for key in entry}
-    foreign = sorted(k for k in known - set(KEYS) if not k.startswith(PRECONDITIONER))
+    foreign = sorted(k for k in known - set(KEYS) if not k.startswith(PREFIX))
     if foreign:
-        raise ValueError(f"the state dict is of another optimizer: its state holds {foreign}")
+        raise ValueError(f"the state dict belongs to another optimizer: its state holds {foreign}")
     if not all(any(key in saved for key in OPTIONS) for saved in saved_groups):
-        raise ValueError("the state dict is of another optimizer: it has none of Neumann's options")
+        raise ValueError(
+            "the state dict belongs to another optimizer: it has none of Neumann's options"
+        )
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         parameters, keys = group["params"], saved["params"]
         if len(keys) != len(parameters):
@@ -89,11 +91,15 @@ def check_fits(
         for parameter, key in zip(parameters, keys, strict=True):
             entry = state.get(key, {})
             missing = ITERATE in entry and WEIGHTS not in entry
-            if missing and not saved.get("training", True) and bool(local(entry[ITERATE]).any()):
+            if (
+                missing
+                and not saved.get("training", True)
+                and bool(local_part(entry[ITERATE]).any())
+            ):
                 raise ValueError(
-                    "the state dict was saved in evaluation mode, but does not hold the training "
-                    f"weights of {names[parameter]}. A distributed checkpoint gives only what the "
-                    "optimizer that asks for it has: call optimizer.eval() before you load it"
+                    "the state dict was saved in evaluation mode, but lacks the training weights "
+                    f"of {names[parameter]}. A distributed checkpoint loads only what the "
+                    "optimizer already has: call optimizer.eval() before you load it"
                 )
             for name in (ITERATE, OFFSET, WEIGHTS):
                 value = entry.get(name)
@@ -105,7 +111,7 @@ def check_fits(
 
 
 def _bare(names: Sequence[str] | None) -> list[str]:
-    """The names without those of wrappers around the model."""
+    """The names without what wrappers around the model add."""
     return [
         ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names or ()
     ]

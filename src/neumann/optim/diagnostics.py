@@ -1,7 +1,6 @@
 """What the optimizer is doing: phase, distance, momentum and forces, for logs and plots.
 
-A `Diagnostics` holds tensors as they were when it was made; nothing waits for the device until a
-property is read.
+A `Diagnostics` holds copies of tensors; nothing waits for the device until a property is read.
 """
 
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from neumann.optim.distance import repulsion
+from neumann.optim.options import SharedOptions
 from neumann.optim.phases import Timetable
 
 
@@ -20,14 +20,11 @@ class GroupDiagnostics:
     _lr: Any
     _momentum: Tensor
     _distance_squared: Tensor
-    _cubic: float  # α
-    _repulsive: float  # β, times the number of variables
-    _average: float
-    _bounded: bool
+    _shared: SharedOptions
 
     @property
     def lr(self) -> float:
-        """η as the next step would take it."""
+        """η of the next step."""
         return float(self._lr)
 
     @property
@@ -37,17 +34,18 @@ class GroupDiagnostics:
 
     @property
     def cubic_force(self) -> float:
-        """α·r², the attraction towards the average at the present distance."""
-        return self._cubic * float(self._distance_squared)
+        """α·r², the attraction to the average at the current distance."""
+        return self._shared.cubic * float(self._distance_squared)
 
     @property
     def repulsive_force(self) -> float:
-        """β·r/R³, the repulsion from the average at the present distance."""
-        if self._repulsive == 0:
+        """β·r/R³, the repulsion from the average at the current distance."""
+        shared = self._shared
+        if shared.repulsive == 0:
             return 0.0
         distance = self._distance_squared.sqrt()
         strength = repulsion(
-            distance, self.lr, self.momentum, self._average, self._repulsive, self._bounded
+            distance, self.lr, self.momentum, shared.average, shared.repulsive, shared.bounded
         )
         return float(strength * distance)
 
@@ -64,7 +62,7 @@ class Diagnostics:
 
     @property
     def step(self) -> int:
-        """Completed steps, the warm-up's included and skipped ones not."""
+        """Completed steps, warm-up included, skipped steps not."""
         return int(self._step)
 
     @property
@@ -79,26 +77,27 @@ class Diagnostics:
 
     @property
     def t(self) -> int:
-        """Steps since the warm-up; 0 in it."""
+        """Steps since the warm-up; 0 during it."""
         return self._timetable.place(self.step).t
 
     @property
     def distance(self) -> float:
         """r = ‖w − v‖ over all parameters, as the next step will see it.
 
-        Of sharded parameters as the last step saw it, NaN after a load: no process knows more.
+        With sharded parameters it is as the last step saw it, and NaN after a load: one process
+        knows no more.
         """
         return float(self._distance_squared.sqrt())
 
     @property
     def steps_to_reset(self) -> int | None:
-        """1 if the next step resets; None if no reset will come."""
+        """1 if the next step resets; None if there is no further reset."""
         step, warmup = self.step, self._timetable.warmup_steps
         reset = self._timetable.next_reset(step + 1 - warmup)
         return None if reset is None else reset + warmup - step
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings, ready for JSON."""
+        """All values as plain numbers and strings, ready for JSON."""
         return {
             "step": self.step,
             "skipped": self.skipped,

@@ -1,10 +1,10 @@
-"""The distance r = ‖w − v‖ over all parameters at once, and the force that depends on it.
+"""The distance r = ‖w − v‖ over all parameters together, and the force that depends on it.
 
-The regularized gradient of the paper (equation `reg_obj`) is g + c·(w − v) with
+The regularized gradient of the paper (section 3.1) is g + c·(w − v) with
 
     c = α·r − β/r³
 
-a cubic attraction and a repulsion. The repulsion is bounded: R = max(r, r*) stands in for r in its
+a cubic attraction and a repulsion. The repulsion is bounded: R = max(r, r*) replaces r in its
 denominator, where
 
     r* = (γηβ / ((1 − γ)(1 − μ)))^⅓
@@ -29,7 +29,7 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 
 
 def distance_squared(offsets: Sequence[Tensor], device: torch.device) -> Tensor:
-    """r² = Σ‖δ‖² as a scalar on `device`, whatever devices and dtypes the offsets have."""
+    """r² = Σ‖δ‖² as a scalar on `device`, for offsets on any devices and of any dtypes."""
     dtype = scalar_dtype(device)
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for offset in offsets:
@@ -45,8 +45,8 @@ def distance_squared(offsets: Sequence[Tensor], device: torch.device) -> Tensor:
     return total
 
 
-def root(squared: Tensor) -> Tensor:
-    """r from r², with a derivative of 0 instead of infinity where r = 0."""
+def take_root(squared: Tensor) -> Tensor:
+    """r from r², with a derivative of 0 instead of infinity at r = 0."""
     positive = squared > 0
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
 
@@ -63,7 +63,7 @@ def repulsion(
     reach = distance
     if bounded:
         reach = distance.clamp(min=settling_distance(lr, momentum, average, repulsive))
-    # Division by a stand-in where R = 0, because where() alone would leave NaN in a derivative.
+    # Divide by a placeholder where R = 0: where() alone would leave NaN in a derivative.
     safe = torch.where(reach > 0, reach, torch.ones_like(reach))
     return torch.where(reach > 0, repulsive / safe**3, torch.zeros_like(reach))
 

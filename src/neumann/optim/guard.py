@@ -1,8 +1,8 @@
 """A guard against saving the wrong weights: the displaced w as if they were the model.
 
-`model.state_dict()` in the middle of training holds w. That is right for a checkpoint that resumes
-the run, beside the optimizer's own state, and wrong for a model that is to be evaluated or shipped.
-The guard cannot know what the dictionary is for, so it warns, once, and names both remedies.
+During training `model.state_dict()` holds w. That is right for a checkpoint that resumes the run,
+together with the optimizer's state, and wrong for a model to evaluate or ship. The guard cannot
+know what the dictionary is for, so it warns once and names both remedies.
 """
 
 import sys
@@ -19,19 +19,19 @@ from neumann.optim.neumann import Neumann
 
 
 class Guard:
-    """What `guard` returns; :meth:`remove` takes the guard off again."""
+    """What `guard` returns; :meth:`remove` removes the guard."""
 
     def __init__(self, handles: list[RemovableHandle]) -> None:
         self._handles = handles
 
     def remove(self) -> None:
-        """No more warnings from this guard."""
+        """Stop warning."""
         for handle in self._handles:
             handle.remove()
 
 
-def neumann_inside(optimizer: object) -> Neumann | None:
-    """The Neumann optimizer that this is or wraps, as trainers and ZeRO do; None if it is none."""
+def find_neumann(optimizer: object) -> Neumann | None:
+    """The Neumann that this is or wraps, as trainers and ZeRO do; None if there is none."""
     while not isinstance(optimizer, Neumann):
         inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "optim", None)
         if not isinstance(inner, torch.optim.Optimizer):
@@ -41,13 +41,20 @@ def neumann_inside(optimizer: object) -> Neumann | None:
 
 
 def guard(model: nn.Module, optimizer: object) -> Guard:
-    """Warn once when `model` is about to give away displaced weights as its state dict.
+    """Warn once when the state dict of `model` is about to hold displaced weights.
 
-    Silent in evaluation mode, inside :meth:`Neumann.checkpointing`, and as long as the warm-up
-    lasts, where w is what is to be evaluated. Parts of the model are guarded too, and whatever
-    wraps it, but no copies of it, nor `torch.save` of the whole module, which makes no state dict.
+    It does not warn in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
+    warm-up, where w is what to evaluate. It covers the model's parts and wrappers around the model,
+    but not copies of it, nor `torch.save` of the whole module, which makes no state dict.
+
+    Args:
+        model: the model, after it was moved, wrapped or sharded.
+        optimizer: a Neumann, or something that wraps one.
+
+    Returns:
+        A handle to remove the guard.
     """
-    inside = neumann_inside(optimizer)
+    inside = find_neumann(optimizer)
     if inside is None:
         raise TypeError(f"optimizer must be or wrap a Neumann, got {type(optimizer).__name__}")
     owned = {p for group in inside.param_groups for p in group["params"]}
@@ -55,7 +62,7 @@ def guard(model: nn.Module, optimizer: object) -> Guard:
     if not owners:
         raise ValueError(
             "model holds none of the optimizer's parameters: build the optimizer from the model "
-            "that is to be guarded, and guard it after it was moved, wrapped or sharded"
+            "to guard, and guard it after moving, wrapping or sharding it"
         )
     hook = _Hook(inside)
     handles: list[Any] = [
@@ -66,10 +73,10 @@ def guard(model: nn.Module, optimizer: object) -> Guard:
 
 
 class _Hook:
-    """Called by each module that has parameters of the optimizer, before its state dict is made.
+    """Runs before each module with parameters of the optimizer makes its state dict.
 
-    Hooks are pickled and copied with their module, so this one does not hold on to the optimizer,
-    and arrives elsewhere without it.
+    Hooks are pickled and copied with their module, so this one only refers weakly to the optimizer,
+    and a copy has none.
     """
 
     def __init__(self, optimizer: Neumann | None) -> None:
@@ -81,21 +88,21 @@ class _Hook:
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         optimizer = None if self._optimizer is None else self._optimizer()
-        if self._warned or optimizer is None or not optimizer._holds_displaced_weights():
+        if self._warned or optimizer is None or not optimizer.holds_displaced_weights():
             return
         self._warned = True
         warnings.warn(
-            "this state dict will hold the displaced weights w that training goes on from, not "
+            "this state dict will hold the displaced weights w that training continues from, not "
             "w − μm, the model that was found. To evaluate or ship the model, take it inside "
-            "`with optimizer.evaluating():`. To resume this run, save it beside "
+            "`with optimizer.evaluating():`. To resume this run, save it together with "
             "optimizer.state_dict() inside `with optimizer.checkpointing():`, which says that this "
-            "is meant.",
+            "is intended.",
             stacklevel=_levels_outside_torch(),
         )
 
 
 def _levels_outside_torch() -> int:
-    """How far up the caller is who asked torch for the state dict."""
+    """The stack level of the caller that asked torch for the state dict."""
     torch_itself = str(Path(torch.__file__).parent)
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:

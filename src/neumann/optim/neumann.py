@@ -1,51 +1,57 @@
 """The Neumann optimizer: Algorithm 2 of Krishnan, Xiao and Saurous (2017), as a torch.optim class.
 
-The parameters hold the displaced weights w while training; the weights to evaluate and to ship are
-w − μm. The class keeps the contract of torch.optim (groups, state, modes, checkpoints) and gathers
-lists. What happens when is in `phases`, the force in `distance`, the arithmetic in `update`, how a
-step is carried out in `execution`.
+While training, the parameters hold the displaced weights w; the weights to evaluate and to ship are
+w − μm. The class keeps the contract of torch.optim. It holds a state store (`state`), a backend
+that carries out the update (`backends`) and, if parameters are spread over processes, their
+sharding (`distributed`). What happens when is in `phases`, the force in `distance`, the arithmetic
+in `update`.
+
+A gradient travels p.grad → `StateStore.gather` → the preconditioner → the backend → p.
 """
 
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, overload
 
 import torch
-from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch import Tensor, distributed
+from torch.optim.optimizer import Optimizer, ParamsT
 
-from neumann.optim import options, traced
-from neumann.optim.checkpoint import CLOCK, DISTANCE, OFFSET, SKIPPED
+from neumann.optim import checkpoint, modes, options, tracing
+from neumann.optim.backends import Backend, Scalars, choose_backend
+from neumann.optim.backends.traced import step_traced
+from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, OFFSET, SKIPPED, WEIGHTS
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
-from neumann.optim.execution import Implementation
-from neumann.optim.gathering import Gathering
-from neumann.optim.preconditioners import Preconditioner
-from neumann.optim.shards import local
-from neumann.optim.state import has_forces
+from neumann.optim.distance import distance_squared
+from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
+from neumann.optim.dtensor import local_part
+from neumann.optim.options import SharedOptions, has_forces
+from neumann.optim.preconditioners import Preconditioner, memory
+from neumann.optim.preconditioners.stage import precondition_group
+from neumann.optim.state import StateStore, WriteWatch, make_zeros
+from neumann.optim.update import Tensors, find_nonfinite
 
 
-class Neumann(Gathering):
+class Neumann(Optimizer):
     """Neumann optimizer: large-batch training with one hyperparameter to tune, the learning rate.
 
     The first `warmup` steps are plain SGD. After them each step adds a term to a Neumann series for
-    the inverse Hessian applied to the gradient, regularized by a cubic attraction to the moving
-    average of the weights and a repulsion from it; resets start the series anew::
-
-        d = g + (α·r − β/r³)·(w − v)        r = ‖w − v‖ over all parameters
-        m ← μ·m − η·d
-        w ← w + μ·m − η·d
-        v ← w + γ·(v − w)
+    the inverse Hessian applied to the gradient. A cubic term attracts the weights to their moving
+    average, another repels them from it, and resets start the series again. The equations are in
+    :mod:`neumann.optim.update`.
 
     While training, the parameters hold w. Evaluate and ship w − μm: call :meth:`eval` before
-    evaluating and :meth:`train` before going on, or use :meth:`evaluating` as a context manager.
+    evaluating and :meth:`train` before you continue, or use :meth:`evaluating` as a context
+    manager.
 
     Args:
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
             momentum, weight decay, precondition and maximize.
-        lr: the learning rate η, a float or a 0-d tensor. The only thing to tune; values that suit
-            Nesterov SGD with momentum 0.9 are the place to start, under the spectral preconditioner
-            0.015 and under the diagonal one 0.0025.
-        steps_per_epoch: optimizer steps (not micro-batches) an epoch; turns the epoch counts below
-            into steps, rounded half up.
+        lr: the learning rate η, a float or a 0-d tensor. The only option to tune. Start with a
+            value that suits Nesterov SGD with momentum 0.9; under the spectral preconditioner with
+            0.015, under the diagonal one with 0.0025.
+        steps_per_epoch: optimizer steps (not micro-batches) per epoch; turns the epochs below into
+            steps, rounded half up.
         warmup_epochs: length of the SGD warm-up. None is 5, under a preconditioner 0.
         reset_epochs: first interval K between resets. None is 10, under a preconditioner 0.
         warmup_steps: the warm-up in steps; wins over `warmup_epochs`.
@@ -64,10 +70,10 @@ class Neumann(Gathering):
         weight_decay: λ, added to the gradient as λw unless decoupled.
         decoupled_weight_decay: subtract ηλw from the weights instead. None is False, under a
             preconditioner True.
-        skip_nonfinite: leave everything untouched, the clock included, when any gradient is not
-            finite. Costs one host synchronisation a step on an accelerator.
-        state_dtype: the dtype of m and δ; None is each parameter's own. With torch.bfloat16 the
-            state takes half the memory and traffic of float32; it is rounded stochastically.
+        skip_nonfinite: change nothing, the clock included, when any gradient is not finite. Costs
+            one host synchronization per step on an accelerator.
+        state_dtype: the dtype of m and δ; None is each parameter's own. torch.bfloat16 halves
+            memory and traffic of float32 state; it is rounded stochastically.
         precondition: P, which turns gradients into the directions that the series sums: None (the
             paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it;
             the defaults above follow this one.
@@ -78,10 +84,13 @@ class Neumann(Gathering):
             device. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
             chooses it where it can run; True raises where it cannot, and says why.
-        process_group: the torch.distributed group among whose processes whole parameters were
-            divided, as ZeRO and pipeline stages do: r is the distance over all of them. Parameters
-            that are DTensors (FSDP2) know their groups themselves, and replicas (DDP) need none.
+        process_group: the torch.distributed group among whose processes whole parameters are
+            divided, as in ZeRO and pipeline stages: r is the distance over all of them. DTensor
+            parameters (FSDP2) know their groups themselves, and replicas (DDP) need none.
     """
+
+    _opt_called = tracing.HasStepped()  # read by torch's schedulers
+    _checkpointing = False  # inside a `checkpointing` block
 
     def __init__(
         self,
@@ -112,49 +121,25 @@ class Neumann(Gathering):
         fused: bool | None = None,
         process_group: Any = None,
     ) -> None:
-        given: dict[str, Any] = {
-            "lr": lr,
-            "warmup_epochs": warmup_epochs,
-            "reset_epochs": reset_epochs,
-            "warmup_steps": warmup_steps,
-            "reset_steps": reset_steps,
-            "reset_growth": reset_growth,
-            "momentum": momentum,
-            "cubic": cubic,
-            "repulsive": repulsive,
-            "average": average,
-            "variables": variables,
-            "bounded": bounded,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "skip_nonfinite": skip_nonfinite,
-            "state_dtype": state_dtype,
-            "precondition": precondition,
-            "maximize": maximize,
-            "foreach": foreach,
-            "differentiable": differentiable,
-            "capturable": capturable,
-            "fused": fused,
-            "training": True,
-        }
-        defaults = options.in_steps(options.completed(given), steps_per_epoch)
-        defaults = options.plain(defaults)
-        options.check_group(defaults)
+        given = dict(locals())  # every option, by name
+        for name in ("self", "params", "process_group", "__class__"):
+            del given[name]
+        defaults = options.make_defaults(given)
         self.process_group = process_group
-        self._made_for = []
+        self._store = StateStore()
+        # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
+        self._backend: Backend
+        self._sharding: Sharding | None  # None: this process has every parameter whole
+        self._variables: int | None  # over all processes, as of the last step
         super().__init__(params, defaults)
         if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
 
-    _opt_called = traced.Called()
-
-    # ------------------------------------------------------------------ groups and state
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, also in mid-training: they join the clock, with m = 0 and v = w."""
+        """Add parameters, also during training: they join the clock, with m = 0 and v = w."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        group = options.plain(param_group)
+        group = options.to_plain(param_group)
         if not isinstance(group["params"], Tensor | set):  # torch refuses sets itself
             group["params"] = list(group["params"])
             taken = {n for known in self.param_groups for n in known.get("param_names", ())}
@@ -164,26 +149,63 @@ class Neumann(Gathering):
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
-        self._capture_lr(self.param_groups[-1])
-        self._made_for.append(self.param_groups[-1]["precondition"])
+        _make_lr_capturable(self.param_groups[-1])
+        self._store.made_for.append(self.param_groups[-1]["precondition"])
         try:
-            self._settle_in()
-            self._create_states(len(self.param_groups) - 1)
-        except (RuntimeError, ValueError):  # no kernel for these parameters, or no P
-            self._made_for.pop()
+            self._rebuild()
+            self._store.create_missing()
+        except (RuntimeError, ValueError):  # no kernel for these parameters, or a bad P
+            self._store.made_for.pop()
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)
             if self.param_groups:
-                self._settle_in()
+                self._rebuild()
             raise
 
-    @staticmethod
-    def _capture_lr(group: dict[str, Any]) -> None:
-        """A captured graph reads the learning rate from the device; schedulers write it there."""
-        if group["capturable"] and group["params"]:
-            group["lr"] = torch.as_tensor(
-                group["lr"], dtype=torch.float64, device=group["params"][0].device
-            )
+    def _rebuild(self) -> None:
+        """After groups or state have changed: find the sharding, choose a backend, tie scalars."""
+        store = self._store
+        store.bind(self.param_groups, self.state)
+        if store.scalars:
+            self._settle()  # what the last step left pending
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        sharding = find_sharding(parameters, self.process_group)
+        first: Any = self.param_groups[0]
+        if sharding is not None and first["differentiable"]:
+            raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
+        devices = {p.device for p in parameters}
+        backend = choose_backend(first, devices, 1 if sharding is None else sharding.parts)
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self._backend = backend(device)
+        self._sharding, self._variables = sharding, None
+        self._watch = WriteWatch()
+        tracing.treat_reset_table_as_constant()
+        is_known = store.tie_scalars(device, backend.on_device)
+        if sharding is not None:
+            sharding.sums_are_known = int(store.scalars[CLOCK]) == 0  # at first every δ is 0
+        elif not is_known:
+            self._measure_distance()
+
+    def _reconcile(self) -> None:
+        """Catch up with changes made directly to `param_groups` and `state`.
+
+        Accelerate replaces parameters, Lightning moves state, ZeroRedundancyOptimizer swaps it.
+        """
+        store = self._store
+        store.bind(self.param_groups, self.state)
+        if store.has_replaced_parameters():
+            self._adopt_parameters()
+        if store.has_foreign_clock():
+            store.scalars = {}
+            self._rebuild()
+        else:
+            store.repair_scalars()
+
+    def _adopt_parameters(self) -> None:
+        """Rebuild after parameters were replaced, materialized or unfrozen."""
+        self._store.drop_replaced()
+        self._rebuild()
+        self._store.create_missing()
 
     # ------------------------------------------------------------------ the step
 
@@ -193,7 +215,7 @@ class Neumann(Gathering):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @traced.unwrapped
+    @tracing.without_scheduler_wrapper
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss."""
         if torch.compiler.is_compiling():
@@ -204,115 +226,364 @@ class Neumann(Gathering):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self._refuse_evaluation_mode()  # which the closure may have entered
+            self._refuse_evaluation_mode()  # the closure may have entered it
         with torch.set_grad_enabled(self.param_groups[0]["differentiable"]):
             self._step()
         return loss
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # for a trace that was refused
+    def _step(self) -> None:
+        options.check_agreement(self.param_groups)
+        for group in self.param_groups:
+            options.check_scheduled(group)
+        self._reconcile()
+        store = self._store
+        groups = self._gather()
+        store.follow_preconditioners(groups)
+        watched = has_forces(self.param_groups[0])
+        weights = [w for group in groups for w in group.weights] if watched else []
+        self._watch.compare(weights, store.name_of)
+        found_inf = self._agree_on_skipping(groups)
+        if found_inf is not None and not self._backend.on_device and bool(found_inf):
+            return
+        if store.drop_averages(groups):
+            self._forget_distance()
+        groups, grad_scale = self._precondition(groups, found_inf)
+        r_squared = store.scalars[DISTANCE]
+        sums = r_squared if self._sharding is None else self._sharding.sums
+        scalars = Scalars(store.scalars[CLOCK], r_squared, sums, grad_scale, found_inf)
+        self._backend.step(self._split(groups), self._shared_options(), scalars)
+        self._watch.remember(weights)
+
+    def _traced_step(self, closure: Callable[[], float] | None) -> float | None:
+        """The step as a tracer sees it."""
+        tracing.refuse_untraceable(
+            self.param_groups, self.state, sharded=self._sharding is not None
+        )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            groups = self._gather()
+            found_inf = self._agree_on_skipping(groups)
+            if self._store.drop_averages(groups):
+                self._forget_distance()
+            groups, grad_scale = self._precondition(groups, found_inf)
+            clock, squared = self._store.scalars[CLOCK], self._store.scalars[DISTANCE]
+            self._backend.settle(squared)
+            scalars = Scalars(clock, squared, squared, grad_scale, found_inf)
+            step_traced(groups, self._shared_options(), scalars)
+        self._watch.remember([])  # versions are unknown before the graph has run
+        return loss
+
+    def _gather(self) -> list[Tensors]:
+        """The tensors of every group."""
+        return [
+            self._store.gather(
+                index,
+                sharded=self._sharding is not None,
+                on_new_parameters=self._adopt_parameters,
+            )
+            for index in range(len(self.param_groups))
+        ]
+
+    def _split(self, groups: list[Tensors]) -> list[Tensors]:
+        """Pieces that belong to one group and are sharded in one way."""
+        sharding = self._sharding
+        if sharding is None:
+            return groups
+        return [piece for group in groups for piece in sharding.split(group)]
+
+    def _precondition(
+        self, groups: list[Tensors], skip: Tensor | None
+    ) -> tuple[list[Tensors], Tensor | None]:
+        """Directions in place of gradients, and the scale that is left for the update."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
+        if all(group["precondition"] is None for group in self.param_groups):
+            return groups, scale
+        skip = skip if self._backend.on_device or torch.compiler.is_compiling() else None
+        return [precondition_group(group, scale, skip) for group in groups], None
+
+    def _agree_on_skipping(self, groups: list[Tensors]) -> Tensor | None:
+        """Decide, with all processes, whether to skip this step, and count it if so.
+
+        Returns a tensor that is not zero to skip; None if nobody checks. With sharded parameters
+        the same all-reduce brings r² up to date.
+        """
+        found: Tensor | None = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
+        skipped = self._store.scalars[SKIPPED]
+        checks = self.param_groups[0]["skip_nonfinite"]
+        flag = None
+        if checks:
+            gradients = [g for group in groups for g in group.gradients if g is not None]
+            # Where the parameters are: not every process group takes tensors from elsewhere.
+            flag = find_nonfinite(gradients, self._store.scalars[DISTANCE].device)
+        if self._sharding is not None:
+            if found is not None:  # a scaler may have found it on this process alone
+                flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
+            found = flag = self._reduce(self._sharding, groups, flag)
+        elif flag is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        if flag is None or not checks:
+            return found
+        flag = flag.ne(0).to(skipped)
+        skipped.add_(flag)
+        return flag if found is None else found.to(flag) + flag
+
+    def _reduce(
+        self, sharding: Sharding, groups: list[Tensors], flag: Tensor | None
+    ) -> Tensor | None:
+        """Learn r² and the flag from all processes: the only communication of a step."""
+        forces = has_forces(self.param_groups[0])
+        if forces and not sharding.sums_are_known:
+            self._backend.measure(self._split(groups), sharding.sums)
+            sharding.sums_are_known = True
+        self._backend.settle(sharding.sums)
+        if not forces and flag is None:
+            return None
+        totals = sharding.reduce(self._store.count_variables(), flag)
+        self._store.scalars[DISTANCE].copy_(totals.squared)
+        self._variables = totals.variables
+        return totals.flags
+
+    def _shared_options(self) -> SharedOptions:
+        first = self.param_groups[0]
+        repulsive = first["repulsive"]
+        return SharedOptions(
+            timetable=self._store.timetable(),
+            cubic=first["cubic"],
+            repulsive=repulsive * self._count_variables() if repulsive else 0.0,
+            average=first["average"],
+            bounded=first["bounded"],
+        )
+
+    def _count_variables(self) -> int:
+        """What β is multiplied by: over all processes, once they have communicated."""
+        variables = self.param_groups[0]["variables"]
+        if not isinstance(variables, str):
+            return int(variables)
+        if self.process_group is not None and self._variables is not None:
+            return self._variables or 1
+        return self._store.count_variables()
+
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
-            raise RuntimeError(traced.EVALUATION_MODE)
+            raise RuntimeError(tracing.EVALUATION_MODE)
 
     def _refuse_backward(self) -> None:
         first: Any = next((p for group in self.param_groups for p in group["params"]), None)
         if self in getattr(first, "_in_backward_optimizers", ()):
             raise RuntimeError(
                 "Neumann cannot step one parameter at a time inside backward: r is the distance of "
-                "all parameters from their average, and the clock is one for all of them, so a "
-                "step needs every gradient. Build one Neumann for all parameters and call its "
-                "step() after backward() instead of _apply_optimizer_in_backward"
+                "all parameters from their average, and they share one clock, so a step needs "
+                "every gradient. Build one Neumann for all parameters and call its step() after "
+                "backward() instead of _apply_optimizer_in_backward"
             )
-
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # for a trace that was refused
-    def _step(self) -> None:
-        groups = self.param_groups
-        options.check_agreement(groups)
-        for group in groups:
-            options.check_moving(group)
-        self._tie()
-        gathered = [self._gather(index) for index in range(len(groups))]
-        self._follow_preconditioners(gathered)
-        forces = has_forces(groups[0])
-        weights = [w for found in gathered for w in found.weights] if forces else []
-        self._watch.look(weights, self._name_of)
-        found_inf = self._overflow(gathered)
-        if found_inf is not None and not self._on_device and bool(found_inf):
-            return
-        gathered, scale = self._precondition(gathered, found_inf)
-        works = self._works(gathered)
-        clock, before = self._scalars[CLOCK], self._scalars[DISTANCE]
-        after = before if self._shards is None else self._shards.sums
-        self._execution.step(works, self._shared(), clock, before, after, scale, found_inf)
-        self._watch.leave(weights)
-
-    def _traced_step(self, closure: Callable[[], float] | None) -> float | None:
-        """The step as a tracer sees it."""
-        traced.refuse(self.param_groups, self.state, sharded=self._shards is not None)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            gathered = [self._gather(index) for index in range(len(self.param_groups))]
-            found_inf = self._overflow(gathered)
-            gathered, scale = self._precondition(gathered, found_inf)
-            works = self._works(gathered)
-            clock, squared = self._scalars[CLOCK], self._scalars[DISTANCE]
-            self._execution.settle(squared)
-            traced.step(works, self._shared(), clock, squared, scale, found_inf)
-        self._watch.leave([])  # versions are not known before the graph has run
-        return loss
-
-    def reset_average(self) -> None:
-        """Start the moving average anew at the present weights: v = w, r = 0."""
-        for _, state in self._states():
-            if OFFSET in state:
-                local(state[OFFSET]).zero_()
-        self._forget_distance()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler may leave unscaling and skipping to step(): a kernel does both."""
-        return self._on_device or self._execution.implementation is Implementation.CPU
+        """Whether GradScaler may leave unscaling and skipping to step()."""
+        return self._backend.unscales
 
-    # ------------------------------------------------------------------ looking in
+    # ------------------------------------------------------------------ the distance
+
+    def reset_average(self) -> None:
+        """Restart the moving average at the current weights: v = w, r = 0."""
+        for _, state in self._store.entries():
+            if OFFSET in state:
+                local_part(state[OFFSET]).zero_()
+        self._forget_distance()
+
+    def _settle(self) -> None:
+        """Bring r² up to date, if this process knows all of it."""
+        if self._sharding is None:
+            self._backend.settle(self._store.scalars[DISTANCE])
+
+    def _measure_distance(self) -> None:
+        """Compute r² from the offsets themselves."""
+        offsets = [state[OFFSET] for _, state in self._store.entries() if OFFSET in state]
+        scalar = self._store.scalars[DISTANCE]
+        scalar.copy_(distance_squared(offsets, scalar.device))
+        self._backend.forget()
+
+    def _forget_distance(self) -> None:
+        """r² is 0, because every δ is, or because none is kept."""
+        self._store.scalars[DISTANCE].zero_()
+        self._backend.forget()
+        if self._sharding is not None:
+            self._sharding.sums.zero_()
+
+    # ------------------------------------------------------------------ training and evaluation
+
+    @property
+    def training(self) -> bool:
+        """Whether the parameters hold w (training) or w − μm (evaluation).
+
+        A saved copy of w counts too: ZeroRedundancyOptimizer overwrites the flag in the groups.
+        """
+        self._store.bind(self.param_groups, self.state)
+        _, state = next(self._store.entries(), (None, {}))
+        return bool(self.param_groups[0]["training"]) and WEIGHTS not in state
+
+    @torch.no_grad()
+    def train(self, mode: bool = True) -> Self:
+        """Put the training weights w back into the parameters, bit for bit; idempotent."""
+        if mode == self.training:
+            return self
+        self._reconcile()
+        entries = list(self._store.entries())
+        if mode:
+            modes.switch_to_training(entries)
+            self._watch.remember()
+        else:
+            modes.switch_to_evaluation(entries)
+        for group in self.param_groups:
+            group["training"] = mode
+        if self._sharding is not None:
+            reshard_models()
+        return self
+
+    def eval(self) -> Self:
+        """Put the evaluation weights w − μm into the parameters; w is kept until :meth:`train`."""
+        return self.train(False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Self]:
+        """Evaluation weights inside a block; the mode before it is restored after it."""
+        before = self.training
+        self.eval()
+        try:
+            yield self
+        finally:
+            self.train(before)
+
+    @contextmanager
+    def checkpointing(self) -> Iterator[Self]:
+        """Declare that a state dict of the model taken in this block is meant to resume the run.
+
+        The only effect is that :func:`neumann.guard` does not warn.
+        """
+        before, self._checkpointing = self._checkpointing, True
+        try:
+            yield self
+        finally:
+            self._checkpointing = before
+
+    def holds_displaced_weights(self) -> bool:
+        """Whether the parameters hold w, w − μm differs, and no `checkpointing` block is active."""
+        displaced = int(self._store.scalars[CLOCK]) > self.param_groups[0]["warmup_steps"]
+        return displaced and self.training and not self._checkpointing
+
+    @torch.no_grad()
+    def eval_params(self) -> dict[str, Tensor] | list[Tensor]:
+        """Copies of the evaluation weights w − μm, by name if the parameters have names.
+
+        The model is not touched; use them with :func:`torch.func.functional_call`. Copies of
+        sharded parameters are sharded the same way.
+        """
+        self._reconcile()
+        return modes.derive_params(self.param_groups, self.state, modes.compute_evaluation)
+
+    @torch.no_grad()
+    def average_params(self) -> dict[str, Tensor] | list[Tensor]:
+        """Copies of the moving average v of the weights, in the form of :meth:`eval_params`."""
+        if not has_forces(self.param_groups[0]):
+            raise RuntimeError(
+                "the average is kept only if a force needs it, and cubic and repulsive are 0"
+            )
+        self._reconcile()
+        return modes.derive_params(self.param_groups, self.state, modes.compute_average)
+
+    # ------------------------------------------------------------------ state dicts and copies
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch.optim, with everything that a bit-identical continuation needs."""
+        self._reconcile()
+        self._settle()
+        state_dict = super().state_dict()
+        memory.write_names(state_dict["param_groups"])
+        if self._sharding is not None:
+            # Between steps a process has only its own shards' part of the new r², which other
+            # shards cannot use. NaN tells the loader to measure it again.
+            unknown = torch.full_like(self._store.scalars[DISTANCE], torch.nan)
+            for index, state in state_dict["state"].items():
+                state_dict["state"][index] = {**state, DISTANCE: unknown}
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Adopt state, hyperparameters and mode. Parameters are never written.
+
+        Load the model's weights before or after, saved in the same mode as the state dict.
+        """
+
+        def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            names = self._store.names()
+            checkpoint.check_fits(self.param_groups, names, loaded)
+            groups = memory.resolve_names(self.param_groups, loaded["param_groups"])
+            memory.check_shapes(self.param_groups, groups, loaded["state"], names)
+            return checkpoint.wrap({**loaded, "param_groups": groups})
+
+        # A hook registered now runs after the user's own, so it sees what they made of the dict.
+        handle = self.register_load_state_dict_pre_hook(prepare)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._reconcile()
+        self._settle()
+        group = None if self.process_group is None else SharedGroup(self.process_group)
+        return {**super().__getstate__(), "process_group": group}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Adopt what a copy, a pickle or the base class's load_state_dict brings."""
+        shared = state.get("process_group")
+        if shared is not None:
+            state = {**state, "process_group": shared.group}
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)  # an older state dict may lack a key
+            for p in group["params"]:
+                entry = self.state.get(p)
+                if entry is None:
+                    continue
+                for key, value in entry.items():
+                    if not key.startswith(memory.PREFIX):
+                        entry[key] = checkpoint.unwrap(value, key, p)
+                memory.load_memory(entry, p, group)
+                if ITERATE not in entry:
+                    entry[ITERATE] = make_zeros(p, group)
+        self._store = StateStore()
+        self._store.made_for = [group["precondition"] for group in self.param_groups]
+        self._rebuild()
+        self._store.create_missing()
+
+    # ------------------------------------------------------------------ inspection
 
     @torch.no_grad()
     def diagnostics(self) -> Diagnostics:
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
-        first = self.param_groups[0]
-        self._tie()
+        self._reconcile()
         self._settle()
-        squared = self._scalars[DISTANCE].detach().clone()
-        variables = self._count_variables()
+        store, shared = self._store, self._shared_options()
+        squared = store.scalars[DISTANCE].detach().clone()
         groups = []
-        for group, momentum in zip(self.param_groups, self._momenta, strict=True):
+        for group, momentum in zip(self.param_groups, store.momenta, strict=True):
             lr = group["lr"]
-            groups.append(
-                GroupDiagnostics(
-                    lr.detach().clone() if isinstance(lr, Tensor) else lr,
-                    momentum.clone(),
-                    squared,
-                    first["cubic"],
-                    first["repulsive"] * variables,
-                    first["average"],
-                    first["bounded"],
-                )
-            )
-        return Diagnostics(
-            tuple(groups),
-            self._timetable(),
-            self._scalars[CLOCK].clone(),
-            self._scalars[SKIPPED].clone(),
-            squared,
-        )
+            lr = lr.detach().clone() if isinstance(lr, Tensor) else lr
+            groups.append(GroupDiagnostics(lr, momentum.clone(), squared, shared))
+        clock, skipped = store.scalars[CLOCK].clone(), store.scalars[SKIPPED].clone()
+        return Diagnostics(tuple(groups), shared.timetable, clock, skipped, squared)
 
     def __repr__(self) -> str:
         first = self.param_groups[0]
-        step = int(self._scalars[CLOCK])
-        phase, t = self._timetable().place(step)
-        shared = ", ".join(f"{name}={first[name]!r}" for name in options.SHARED)
-        lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {shared}"]
+        step = int(self._store.scalars[CLOCK])
+        phase, t = self._store.timetable().place(step)
+        common = ", ".join(f"{name}={first[name]!r}" for name in options.COMMON)
+        lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {common}"]
         for index, group in enumerate(self.param_groups):
             weights = sum(p.numel() for p in group["params"])
             own = ", ".join(f"{name}={group[name]!r}" for name in options.OWN)
@@ -320,3 +591,11 @@ class Neumann(Gathering):
                 f"  group {index}: {len(group['params'])} tensors, {weights:,} weights, {own}"
             )
         return "\n".join(lines) + "\n)"
+
+
+def _make_lr_capturable(group: dict[str, Any]) -> None:
+    """Move the learning rate to the device: a captured graph reads it there."""
+    if group["capturable"] and group["params"]:
+        group["lr"] = torch.as_tensor(
+            group["lr"], dtype=torch.float64, device=group["params"][0].device
+        )

@@ -1,56 +1,68 @@
-"""The hyperparameters of Neumann: what is allowed, and how epochs become steps.
+"""The options of Neumann: their types, their ranges, and how epochs become steps.
 
-A check returns nothing and changes nothing, so that a refused option never gets as far as the
-weights.
+What each option means is in the docstring of :class:`neumann.Neumann`. A check changes nothing, so
+a bad option never reaches the weights.
 """
 
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict, get_type_hints
 
 import torch
 from torch import Tensor
 
-from neumann.optim.checks import is_count, is_number, require
-from neumann.optim.preconditioners import is_preconditioner, lacking
-from neumann.optim.spectral import NAMED
+from neumann.optim.phases import Timetable
+from neumann.optim.preconditioners import NAMED, Preconditioner
+from neumann.optim.preconditioners.protocol import describe_missing, is_preconditioner
+from neumann.validation import is_count, is_number, require
 
-# One number over all groups: r is global, and so is the clock.
-SHARED = (
-    "cubic",
-    "repulsive",
-    "average",
-    "bounded",
-    "variables",
-    "warmup_steps",
-    "reset_steps",
-    "reset_growth",
-    "skip_nonfinite",
-    "state_dtype",
-    "foreach",
-    "differentiable",
-    "capturable",
-    "fused",
-    "training",
-)
-OWN = ("lr", "momentum", "weight_decay", "decoupled_weight_decay", "precondition", "maximize")
-FLAGS = (
-    "bounded",
-    "decoupled_weight_decay",
-    "skip_nonfinite",
-    "maximize",
-    "foreach",
-    "differentiable",
-    "capturable",
-    "fused",
-    "training",
-)
-STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-# What an option is where it is not given: the paper's, and what was measured to serve under P
-# (docs/preconditioning.md). The spectral P wants less momentum: it sums gradients before it, too.
-PAPER: Mapping[str, Any] = {
+class OwnOptions(TypedDict):
+    """Options that may differ between parameter groups."""
+
+    lr: float | Tensor
+    momentum: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    precondition: str | Preconditioner | None
+    maximize: bool
+
+
+class CommonOptions(TypedDict):
+    """Options that all groups share: there is one clock and one distance."""
+
+    cubic: float
+    repulsive: float
+    average: float
+    bounded: bool
+    variables: str | int
+    warmup_steps: int
+    reset_steps: int
+    reset_growth: float
+    skip_nonfinite: bool
+    state_dtype: torch.dtype | None
+    foreach: bool | None
+    differentiable: bool
+    capturable: bool
+    fused: bool | None
+    training: bool  # the mode: whether the parameters hold w or w − μm
+
+
+class GroupOptions(OwnOptions, CommonOptions):
+    """A parameter group, apart from its parameters."""
+
+
+OWN = tuple(OwnOptions.__annotations__)
+COMMON = tuple(CommonOptions.__annotations__)
+_TYPES = get_type_hints(GroupOptions)
+_FLAGS = [name for name, kind in _TYPES.items() if kind in (bool, bool | None)]
+_STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+# Defaults that depend on the preconditioner: the paper's, and what measurements favor under P
+# (docs/preconditioning.md). The spectral P needs less momentum: it has its own before it.
+_PAPER: Mapping[str, Any] = {
     "warmup_epochs": 5,
     "reset_epochs": 10,
     "momentum": 0.9,
@@ -58,7 +70,7 @@ PAPER: Mapping[str, Any] = {
     "repulsive": 1e-5,
     "decoupled_weight_decay": False,
 }
-PRECONDITIONED: Mapping[str, Any] = {
+_PRECONDITIONED: Mapping[str, Any] = {
     "warmup_epochs": 0,
     "reset_epochs": 0,
     "momentum": 0.9,
@@ -66,27 +78,57 @@ PRECONDITIONED: Mapping[str, Any] = {
     "repulsive": 0.0,
     "decoupled_weight_decay": True,
 }
-SPECTRAL: Mapping[str, Any] = {**PRECONDITIONED, "momentum": 0.6}
+_SPECTRAL: Mapping[str, Any] = {**_PRECONDITIONED, "momentum": 0.6}
 
-# Options of the optimizer as a whole; a group that names one of them is mistaken.
-OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
-
-
-def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with their defaults, which follow `precondition`, in the place of None."""
-    usual = _usual(given["precondition"])
-    return {**given, **{name: usual[name] for name in usual if given[name] is None}}
+# Options of the optimizer as a whole, which no group may set.
+_OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
 
-def _usual(precondition: Any) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class SharedOptions:
+    """The options of a step that all groups share, ready for use."""
+
+    timetable: Timetable
+    cubic: float  # α
+    repulsive: float  # β, times the number of variables
+    average: float  # γ
+    bounded: bool
+
+    @property
+    def has_forces(self) -> bool:
+        """Whether the average is needed at all."""
+        return bool(self.cubic or self.repulsive)
+
+
+def has_forces(group: Mapping[str, Any]) -> bool:
+    """Whether a group has forces, and therefore an average to keep."""
+    return bool(group["cubic"] or group["repulsive"])
+
+
+def make_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of all groups, from the arguments of the constructor.
+
+    None becomes the default, which depends on `precondition`; epochs become steps.
+    """
+    usual = _usual_options(given["precondition"])
+    completed = {**given, **{name: usual[name] for name in usual if given[name] is None}}
+    defaults = to_plain(_epochs_to_steps(completed))
+    defaults["training"] = True
+    check_group(defaults)
+    return defaults
+
+
+def _usual_options(precondition: Any) -> Mapping[str, Any]:
     if precondition is None:
-        return PAPER
+        return _PAPER
     name = getattr(precondition, "name", precondition)
-    return SPECTRAL if isinstance(name, str) and name == "spectral" else PRECONDITIONED
+    return _SPECTRAL if isinstance(name, str) and name == "spectral" else _PRECONDITIONED
 
 
-def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[str, Any]:
-    """The options with counts of epochs turned into steps. A count in steps wins."""
+def _epochs_to_steps(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with epochs turned into steps. A number of steps wins over epochs."""
+    result = dict(given)
+    steps_per_epoch = result.pop("steps_per_epoch")
     if steps_per_epoch is not None:
         require(
             is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
@@ -94,7 +136,6 @@ def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[st
             steps_per_epoch,
             "the number of optimizer steps in an epoch, at least 1",
         )
-    result = dict(given)
     for kind in ("warmup", "reset"):
         epochs = result.pop(f"{kind}_epochs")
         good = is_number(epochs) and 0 <= epochs < 1e9
@@ -113,20 +154,31 @@ def in_steps(given: Mapping[str, Any], steps_per_epoch: float | None) -> dict[st
     return result
 
 
-def plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The group with NumPy's numbers as Python's, which checkpoints can be loaded with."""
-    return {key: _plain(value) for key, value in group.items()}
+def to_plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The group with Python numbers instead of NumPy's, which checkpoints could not load."""
+    return {key: _to_plain(value) for key, value in group.items()}
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+# ------------------------------------------------------------------ checks
 
 
 def check_parameters(entries: Sequence[Any], taken: set[str]) -> None:
-    """Refuse parameters that stand twice, names that do, and memory that cannot be written."""
+    """Raise for repeated parameters, repeated names, and tensors that cannot be written."""
     seen: set[int] = set()
     names = set(taken)
     for index, entry in enumerate(entries):
         name, parameter = entry if isinstance(entry, tuple) else (None, entry)
         called = f"number {index}" if name is None else repr(name)
         if id(parameter) in seen:
-            raise ValueError(f"params holds the same parameter twice: {called} stood before")
+            raise ValueError(f"params holds the same parameter twice: {called} is a repetition")
         seen.add(id(parameter))
         if name is not None and name in names:
             raise ValueError(f"params names two parameters {name!r}: names must differ")
@@ -134,19 +186,19 @@ def check_parameters(entries: Sequence[Any], taken: set[str]) -> None:
         if isinstance(parameter, Tensor) and parameter.is_conj():
             raise ValueError(
                 f"params holds a conjugate view, {called}, which has no memory of its own to "
-                "update: pass resolve_conj() of it"
+                "update: pass its resolve_conj()"
             )
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Refuse a group whose options are outside their ranges."""
-    for name in OPTIMIZER_ONLY:
+    """Raise for options outside their ranges."""
+    for name in _OPTIMIZER_ONLY:
         if name in group:
             raise ValueError(
-                f"{name}={group[name]!r} in a parameter group: the clock is one for the whole "
-                f"optimizer, so pass {name} to Neumann itself"
+                f"{name}={group[name]!r} in a parameter group: the whole optimizer has one clock, "
+                f"so pass {name} to Neumann itself"
             )
-    check_moving(group)
+    check_scheduled(group)
     for name in ("cubic", "repulsive"):
         value = group[name]
         require(is_number(value) and value >= 0, name, value, "a finite number of at least 0")
@@ -169,25 +221,52 @@ def check_group(group: Mapping[str, Any]) -> None:
         variables,
         '"tensors", "elements" or a count of at least 1',
     )
-    for name in FLAGS:
+    for name in _FLAGS:
         value = group[name]
-        good = isinstance(value, bool) or (value is None and name in ("foreach", "fused"))
+        good = isinstance(value, bool) or (value is None and _TYPES[name] == bool | None)
         require(good, name, value, "True or False")
     state_dtype = group["state_dtype"]
-    known = state_dtype in STATE_DTYPES
+    known = state_dtype in _STATE_DTYPES
     require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
     check_preconditioner(group)
-    check_implementation(group)
+    _check_flags(group)
+
+
+def check_scheduled(group: Mapping[str, Any]) -> None:
+    """Raise for bad values of what schedulers change; cheap, and called before every step.
+
+    A tensor on an accelerator is not checked: reading it would make the host wait.
+    """
+    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    if isinstance(lr, Tensor):
+        good = lr.numel() == 1 and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
+    else:
+        good = is_number(lr) and lr >= 0
+    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+    require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
+    good = is_number(weight_decay) and weight_decay >= 0
+    require(good, "weight_decay", weight_decay, "a finite number of at least 0")
+
+
+def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if groups differ in an option that all share."""
+    for index, group in enumerate(groups[1:], start=1):
+        for name in COMMON:
+            if group[name] != groups[0][name]:
+                raise ValueError(
+                    f"{name} must agree in all parameter groups: it is {groups[0][name]!r} in "
+                    f"group 0 and {group[name]!r} in group {index}"
+                )
 
 
 def check_preconditioner(group: Mapping[str, Any]) -> None:
-    """Refuse what is no preconditioner; also made where one is chosen in mid-training."""
+    """Raise unless `precondition` is one; also called when it changes during training."""
     precondition = group["precondition"]
     named = precondition is None or isinstance(precondition, str)
     good = precondition in (None, *NAMED) if named else is_preconditioner(precondition)
     if not good:
         wanted = f"None, one of {', '.join(map(repr, NAMED))} or a Preconditioner"
-        why = "" if named else lacking(precondition)
+        why = "" if named else describe_missing(precondition)
         raise ValueError(f"precondition must be {wanted}, got {precondition!r}{why}")
     if not named:
         _check_name(precondition)
@@ -199,18 +278,18 @@ def check_preconditioner(group: Mapping[str, Any]) -> None:
 
 
 def _check_name(precondition: Any) -> None:
-    """Refuse a name by which a checkpoint would take it for one of ours."""
+    """Raise for a name by which a checkpoint would take it for a built-in one."""
     ours = NAMED.get(precondition.name)
     if ours is not None and not isinstance(precondition, type(ours)):
         names = ", ".join(map(repr, NAMED))
         raise ValueError(
-            f"the name of a preconditioner of your own must be none of {names}, got "
+            f"a custom preconditioner must not be named {names}, got "
             f"{precondition.name!r} of {precondition!r}"
         )
 
 
 def _check_before(precondition: Any) -> None:
-    """Refuse what stands before a preconditioner and is none, or the preconditioner itself."""
+    """Raise unless each `before` is another preconditioner."""
     chain = [precondition]
     while (before := getattr(chain[-1], "before", None)) is not None:
         good = is_preconditioner(before) and not any(before is stage for stage in chain)
@@ -219,52 +298,18 @@ def _check_before(precondition: Any) -> None:
         chain.append(before)
 
 
-def check_moving(group: Mapping[str, Any]) -> None:
-    """Refuse bad values of what schedulers move; cheap, and made before every step.
-
-    A tensor on an accelerator is taken on trust: looking at it would make the host wait.
-    """
-    lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-    if isinstance(lr, Tensor):
-        good = lr.numel() == 1 and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
-    else:
-        good = is_number(lr) and lr >= 0
-    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
-    require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
-    require(is_number(decay) and decay >= 0, "weight_decay", decay, "a finite number of at least 0")
-
-
-def check_implementation(group: Mapping[str, Any]) -> None:
-    """Refuse flags that contradict each other."""
+def _check_flags(group: Mapping[str, Any]) -> None:
+    """Raise for flags that contradict each other."""
     if group["fused"] and (group["foreach"] or group["differentiable"]):
         other = "foreach" if group["foreach"] else "differentiable"
         raise ValueError(f"fused=True and {other}=True exclude each other: choose one")
     if group["capturable"] and (group["foreach"] is not None or group["differentiable"]):
         other = "differentiable" if group["differentiable"] else "foreach"
         raise ValueError(
-            f"capturable=True is the fused CUDA kernel's, so leave {other} at its default"
+            f"capturable=True belongs to the fused CUDA kernel, so leave {other} at its default"
         )
     if group["foreach"] and group["differentiable"]:
         raise ValueError(
-            "foreach=True and differentiable=True exclude each other: the single-tensor form is "
-            "the differentiable one"
+            "foreach=True and differentiable=True exclude each other: only the single-tensor form "
+            "is differentiable"
         )
-
-
-def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse groups that differ in what must be one for all."""
-    for index, group in enumerate(groups[1:], start=1):
-        for name in SHARED:
-            if group[name] != groups[0][name]:
-                raise ValueError(
-                    f"{name} must agree in all parameter groups: it is {groups[0][name]!r} in "
-                    f"group 0 and {group[name]!r} in group {index}"
-                )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value

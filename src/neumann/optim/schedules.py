@@ -1,49 +1,140 @@
-"""The paper's learning-rate rules as ordinary torch schedulers, stepped once per optimizer step.
+"""Learning-rate schedules, as torch schedulers stepped once per optimizer step.
 
-Every rule is a ramp times a decay. With η the learning rate each group had when the schedule was
-built, R = ``ramp_steps`` and t the number of scheduler steps so far:
+Every schedule is a ramp to a peak, followed by a rule for how the rate falls. Let η be the learning
+rate a group had when the schedule was built, R = `ramp_steps`, T = `total_steps` and t the number
+of scheduler steps so far. The peak is `scale`·η. During the ramp (t < R), depending on `ramp_from`,
 
-    η(t) = η·(1 + (scale − 1)·t/R)           t < R, the ramp from η to scale·η (Goyal et al. 2017)
-    η(t) = η·scale·decay(t − R)              t ≥ R
+    "base"    η(t) = η·(1 + (scale − 1)·t/R)      from η, as in the paper and Goyal et al. 2017
+    "zero"    η(t) = η·scale·(t + 1)/R            from almost 0; the first step already moves
 
-    LinearScaling    decay(t) = 1                        scale = batch_size / base_batch
-    StepDecay        decay(t) = factor^⌊t / period⌋      ×0.3 every 40 epochs in section 4.1
-    InverseTime      decay(t) = 1 / (1 + t/decay_steps)  the η ∝ 1/t of section 3.1
+and after it η(t) = η·scale·f, where with n = t − R and s = n/(T − R), the share of the rest:
 
-The decay's clock starts at the end of the ramp, so ``StepDecay`` after a ramp of 5 epochs drops at
-epochs 45, 85, … The rules are closed forms of t: a resumed run has the learning rates of an
+    LinearScaling    f = 1                              scale = batch_size / base_batch
+    LinearDecay      f = 1 − s                          0 at the end
+    CosineDecay      f = (1 + cos πs)/2                 0 at the end
+    StepDecay        f = factor^⌊n / period⌋            the paper's section 4.1: 0.3, 40 epochs
+    InverseTime      f = 1/(1 + n/decay_steps)          the η ∝ 1/t of the paper's section 3.1
+
+The count n starts at the end of the ramp, so `StepDecay` after a ramp of 5 epochs drops at epochs
+45, 85, … All rules are closed forms of t, so a resumed run has the learning rates of an
 uninterrupted one. As with every torch scheduler, build optimizer and schedule first and load both
 states after that; the loaded state brings the schedule's own settings along.
 
-How it fails: the ramp is defined in steps, so a schedule stepped once per epoch ramps and decays
-far too slowly. And a run shorter than the SGD warm-up of ``Neumann`` never gets to its iteration;
-a schedule that is told ``total_steps`` warns of it.
+`lr_factor` gives the same rules by name, as a function of the step, without a scheduler object.
+
+How it can fail: a schedule stepped once per epoch ramps and falls far too slowly. A run shorter
+than the SGD warm-up of `Neumann` never reaches its iteration; a schedule that knows `total_steps`
+warns about it.
 """
 
 import math
 import warnings
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["InverseTime", "LinearScaling", "StepDecay"]
+from neumann.validation import require_integer
+
+__all__ = [
+    "CosineDecay",
+    "InverseTime",
+    "LinearDecay",
+    "LinearScaling",
+    "StepDecay",
+    "lr_factor",
+]
+
+RampStart = Literal["base", "zero"]
+ScheduleName = Literal["constant", "linear", "cosine", "step", "rescaled", "inverse"]
+SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
+
+STEP_FACTOR = 0.3
+STEP_EPOCHS = 40
+
+
+def lr_factor(
+    schedule: str, step: int, *, total_steps: int, ramp_steps: int, steps_per_epoch: int
+) -> float:
+    """Return what the peak learning rate is multiplied by in a step. All ramps start at zero.
+
+    Args:
+        schedule: `constant`, `linear`, `cosine`, `step` (× 0.3 every 40 epochs), `inverse` (half
+            the peak one epoch after the ramp), or `rescaled`, which is × 0.3 at 2/7, 4/7 and 6/7
+            of what follows the ramp. (The paper drops every 40 of its 210 to 258 epochs, which is
+            `step`, and about five times per run; `rescaled` is a shorter schedule of that kind.)
+        step: the optimizer step, counted from 0.
+        total_steps: of the run.
+        ramp_steps: the first steps, in which the rate rises.
+        steps_per_epoch: for the rules that are defined in epochs.
+
+    Raises:
+        ValueError: the schedule has another name.
+    """
+    if schedule not in SCHEDULE_NAMES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULE_NAMES)}; got {schedule!r}")
+    if step < ramp_steps:
+        return _ramp_from_zero(step, ramp_steps)
+    after = step - ramp_steps
+    share = _share(after, total_steps - ramp_steps)
+    match schedule:
+        case "linear":
+            return _linear(share)
+        case "cosine":
+            return _cosine(share)
+        case "step":
+            return _drops(STEP_FACTOR, after // (STEP_EPOCHS * steps_per_epoch))
+        case "rescaled":
+            # share · 7/2, written so that it rounds as in earlier runs
+            return _drops(STEP_FACTOR, math.floor(share * 140 / 40))
+        case "inverse":
+            return _inverse(after, steps_per_epoch)
+    return 1.0
+
+
+def _ramp_from_zero(step: int, ramp_steps: int) -> float:
+    return (step + 1) / ramp_steps
+
+
+def _share(after: int, length: int) -> float:
+    """The share of the steps after the ramp that are done, from 0 to 1."""
+    return min(after / max(length, 1), 1.0)
+
+
+def _linear(share: float) -> float:
+    return 1.0 - share
+
+
+def _cosine(share: float) -> float:
+    return (1 + math.cos(math.pi * share)) / 2
+
+
+def _drops(factor: float, count: int) -> float:
+    return float(factor**count)
+
+
+def _inverse(after: int, half_steps: float) -> float:
+    return 1 / (1 + after / half_steps)
 
 
 class _RampedSchedule(LRScheduler):
-    """A ramp from η to scale·η, then ``decay`` of the steps since its end."""
+    """A ramp to `scale`·η, then `factor_after_ramp`."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         scale: float | None,
         ramp_steps: int,
+        ramp_from: RampStart,
         total_steps: int | None,
         last_epoch: int,
     ) -> None:
-        _require_integer("ramp_steps", ramp_steps, least=0)
+        require_integer("ramp_steps", ramp_steps, least=0)
+        if ramp_from not in get_args(RampStart):
+            raise ValueError(f"ramp_from must be 'base' or 'zero', got {ramp_from!r}")
         if scale is None:
-            if ramp_steps > 0:
+            if ramp_steps > 0 and ramp_from == "base":
                 raise ValueError(
                     f"ramp_steps={ramp_steps} needs scale, the ratio of the learning rate at the "
                     "end of the ramp to the one at its start, got None"
@@ -51,31 +142,35 @@ class _RampedSchedule(LRScheduler):
             scale = 1.0
         _require_positive("scale", scale)
         if total_steps is not None:
-            _require_integer("total_steps", total_steps, least=1)
+            require_integer("total_steps", total_steps, least=1)
         self.scale = scale
         self.ramp_steps = ramp_steps
+        self.ramp_from = ramp_from
+        self.total_steps = total_steps
         # torch computes the first learning rate in here, so the settings come before it.
         super().__init__(optimizer, last_epoch)
         if total_steps is not None:
             _warn_if_all_warmup(optimizer, total_steps)
 
-    def decay(self, steps: int) -> float:
-        """The fraction of the peak left ``steps`` ≥ 0 steps after the end of the ramp."""
+    def factor_after_ramp(self, steps: int) -> float:
+        """Return the fraction of the peak that is left `steps` ≥ 0 steps after the ramp."""
         return 1.0
 
     def get_lr(self) -> list[float | Tensor]:
         step = self.last_epoch
-        if step < self.ramp_steps:
-            multiplier = 1 + (self.scale - 1) * step / self.ramp_steps
+        if step >= self.ramp_steps:
+            multiplier = self.scale * self.factor_after_ramp(step - self.ramp_steps)
+        elif self.ramp_from == "zero":
+            multiplier = self.scale * _ramp_from_zero(step, self.ramp_steps)
         else:
-            multiplier = self.scale * self.decay(step - self.ramp_steps)
+            multiplier = 1 + (self.scale - 1) * step / self.ramp_steps
         return [base * multiplier for base in self.base_lrs]
 
 
 class LinearScaling(_RampedSchedule):
-    """Learning rate proportional to the batch: from η to η·``batch_size``/``base_batch``, constant.
+    """A constant learning rate proportional to the batch: η·`batch_size`/`base_batch`.
 
-    The optimizer's learning rate is the one tuned at ``base_batch``.
+    The optimizer's learning rate η is the one tuned at `base_batch`.
     """
 
     def __init__(
@@ -85,19 +180,64 @@ class LinearScaling(_RampedSchedule):
         batch_size: int,
         base_batch: int,
         ramp_steps: int = 0,
+        ramp_from: RampStart = "base",
         total_steps: int | None = None,
         last_epoch: int = -1,
     ) -> None:
-        _require_integer("batch_size", batch_size, least=1)
-        _require_integer("base_batch", base_batch, least=1)
-        super().__init__(optimizer, batch_size / base_batch, ramp_steps, total_steps, last_epoch)
+        require_integer("batch_size", batch_size, least=1)
+        require_integer("base_batch", base_batch, least=1)
+        scale = batch_size / base_batch
+        super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
+
+
+class _FallingToZero(_RampedSchedule):
+    """Reaches 0 at `total_steps`."""
+
+    total_steps: int
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        total_steps: int,
+        scale: float | None = None,
+        ramp_steps: int = 0,
+        ramp_from: RampStart = "zero",
+        last_epoch: int = -1,
+    ) -> None:
+        require_integer("total_steps", total_steps, least=1)
+        super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
+
+    def share_after_ramp(self, steps: int) -> float:
+        """Return the share of the steps after the ramp that are done, from 0 to 1."""
+        return _share(steps, self.total_steps - self.ramp_steps)
+
+
+class LinearDecay(_FallingToZero):
+    """A learning rate that falls on a straight line to 0 at `total_steps`.
+
+    The ramp starts at zero unless `ramp_from="base"`, which needs `scale`.
+    """
+
+    def factor_after_ramp(self, steps: int) -> float:
+        return _linear(self.share_after_ramp(steps))
+
+
+class CosineDecay(_FallingToZero):
+    """A learning rate that falls on half a cosine to 0 at `total_steps`.
+
+    The ramp starts at zero unless `ramp_from="base"`, which needs `scale`.
+    """
+
+    def factor_after_ramp(self, steps: int) -> float:
+        return _cosine(self.share_after_ramp(steps))
 
 
 class StepDecay(_RampedSchedule):
-    """A learning rate multiplied by ``factor`` every ``every_epochs`` epochs.
+    """A learning rate multiplied by `factor` every `every_epochs` epochs.
 
-    A ramp goes from the optimizer's learning rate to ``scale`` times it, and needs ``scale``:
-    ``batch_size / base_batch`` for linear scaling.
+    A ramp goes from the optimizer's learning rate to `scale` times it, and needs `scale`:
+    `batch_size / base_batch` for linear scaling. With `ramp_from="zero"` it does not.
     """
 
     def __init__(
@@ -105,29 +245,30 @@ class StepDecay(_RampedSchedule):
         optimizer: Optimizer,
         *,
         steps_per_epoch: int,
-        factor: float = 0.3,
-        every_epochs: int = 40,
+        factor: float = STEP_FACTOR,
+        every_epochs: int = STEP_EPOCHS,
         scale: float | None = None,
         ramp_steps: int = 0,
+        ramp_from: RampStart = "base",
         total_steps: int | None = None,
         last_epoch: int = -1,
     ) -> None:
-        _require_integer("steps_per_epoch", steps_per_epoch, least=1)
-        _require_integer("every_epochs", every_epochs, least=1)
+        require_integer("steps_per_epoch", steps_per_epoch, least=1)
+        require_integer("every_epochs", every_epochs, least=1)
         _require_positive("factor", factor)
         self.period = every_epochs * steps_per_epoch
         self.factor = factor
-        super().__init__(optimizer, scale, ramp_steps, total_steps, last_epoch)
+        super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
-    def decay(self, steps: int) -> float:
-        return float(self.factor ** (steps // self.period))
+    def factor_after_ramp(self, steps: int) -> float:
+        return _drops(self.factor, steps // self.period)
 
 
 class InverseTime(_RampedSchedule):
-    """A learning rate falling as 1/(1 + t/``decay_steps``): half its peak at t = ``decay_steps``.
+    """A learning rate falling as 1/(1 + t/`decay_steps`): half its peak at t = `decay_steps`.
 
-    For t far above ``decay_steps`` this is the paper's η ∝ 1/t, without its infinity at t = 0.
-    The ramp is that of ``StepDecay``.
+    For t far above `decay_steps` this is the paper's η ∝ 1/t, without its infinity at t = 0.
+    The ramp is that of `StepDecay`.
     """
 
     def __init__(
@@ -137,15 +278,16 @@ class InverseTime(_RampedSchedule):
         decay_steps: float,
         scale: float | None = None,
         ramp_steps: int = 0,
+        ramp_from: RampStart = "base",
         total_steps: int | None = None,
         last_epoch: int = -1,
     ) -> None:
         _require_positive("decay_steps", decay_steps)
         self.decay_steps = decay_steps
-        super().__init__(optimizer, scale, ramp_steps, total_steps, last_epoch)
+        super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
-    def decay(self, steps: int) -> float:
-        return 1 / (1 + steps / self.decay_steps)
+    def factor_after_ramp(self, steps: int) -> float:
+        return _inverse(steps, self.decay_steps)
 
 
 def _warn_if_all_warmup(optimizer: Optimizer, total_steps: int) -> None:
@@ -158,11 +300,6 @@ def _warn_if_all_warmup(optimizer: Optimizer, total_steps: int) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _require_integer(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def _require_positive(name: str, value: float) -> None:

@@ -1,284 +1,300 @@
 """What the optimizer remembers: m and δ of each parameter, and one clock for all of them.
 
-Scalars that belong to the whole optimizer (clock, r², skipped steps) or to a group (μ of the last
-step) are one tensor each, repeated in every parameter's state, because distributed checkpoints keep
-only `state` and `param_groups`. After a load they come back as many tensors and are tied together
-again.
+Scalars of the whole optimizer (clock, r², skipped steps) or of a group (μ of the last step) are one
+tensor each, repeated in every parameter's state, because distributed checkpoints keep only `state`
+and `param_groups`. After a load they come back as many tensors and are tied together again.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
-from neumann.optim import checkpoint, preconditioner_state, traced
-from neumann.optim.checkpoint import (
-    CLOCK,
-    DISTANCE,
-    ITERATE,
-    MOMENTUM,
-    OFFSET,
-    PRECONDITIONER,
-    SKIPPED,
-)
-from neumann.optim.distance import distance_squared, scalar_dtype
-from neumann.optim.execution import Device, Host, Implementation, choose
+from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, MOMENTUM, OFFSET, SKIPPED
+from neumann.optim.distance import scalar_dtype
+from neumann.optim.dtensor import local_gradient, local_part
+from neumann.optim.options import check_preconditioner, has_forces
 from neumann.optim.phases import Timetable, momentum_at
-from neumann.optim.shards import Carried, Shards, local, shards_of
-from neumann.optim.watch import Watch
+from neumann.optim.preconditioners.memory import create_memory, load_memory
+from neumann.optim.update import Tensors
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """What a step starts from, one entry a parameter."""
+class StateStore:
+    """The state of an optimizer's parameters.
 
-    parameters: list[Tensor]
-    weights: list[Tensor]  # those of them, or those parts of them, that this process holds
-    gradients: list[Tensor | None]
-    states: list[dict[str, Any]]
+    It works on the `param_groups` and `state` of the optimizer, which `bind` hands to it: torch
+    replaces both when it loads a state dict.
+    """
 
+    def __init__(self) -> None:
+        self.groups: list[dict[str, Any]] = []
+        self.state: Any = {}
+        self.scalars: dict[str, Tensor] = {}  # of the optimizer: clock, r², skipped steps
+        self.momenta: list[Tensor] = []  # of each group: μ of the last completed step
+        self.made_for: list[Any] = []  # of each group: the P that its state was made for
 
-class State(Optimizer):
-    """The part of Neumann that creates, ties, saves and loads state."""
+    def bind(self, groups: list[dict[str, Any]], state: Any) -> None:
+        """Work on these groups and this state from now on."""
+        self.groups, self.state = groups, state
 
-    _scalars: dict[str, Tensor]  # one for the optimizer: clock, r², skipped steps
-    _momenta: list[Tensor]  # one for each group: μ of the last completed step
-    _made_for: list[Any]  # the P of each group that its state was made for
-    _execution: Host | Device
-    _watch: Watch
-    _shards: Shards | None  # None: this process has every parameter whole
-    _variables: int | None  # over all processes, as they last met
-    process_group: Any = None  # of the processes among which whole parameters were divided
-
-    def _states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    def entries(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Parameters that have state, in the order of the groups."""
-        for group in self.param_groups:
+        for group in self.groups:
             for p in group["params"]:
                 state = self.state.get(p)
                 if state is not None:
                     yield p, state
 
-    def _create_states(self, index: int) -> None:
-        """State for the parameters of a group that require gradients.
-
-        Made before the first step, because torch's distributed checkpoints would otherwise call
-        step() to have it made, and the clock would tick. Frozen parameters wait until they have a
-        gradient: they may be most of the model.
-        """
-        for p in self.param_groups[index]["params"]:
-            if p.requires_grad and p not in self.state:
-                self._create_state(p, index)
-
-    def _create_state(self, p: Tensor, index: int) -> dict[str, Any]:
-        group = self.param_groups[index]
-        state: dict[str, Any] = self.state[p]
-        state.update(self._scalars)
-        state[MOMENTUM] = self._momenta[index]
-        state[ITERATE] = zeros(p, group)
-        if has_forces(group):
-            state[OFFSET] = zeros(p, group)
-        state.update(preconditioner_state.created(p, group))
-        return state
-
-    def _settle_in(self) -> None:
-        """After groups or state have changed: choose the implementation, tie the scalars."""
-        if getattr(self, "_scalars", {}):
-            self._settle()  # what the last step left pending
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        shards = shards_of(parameters, self.process_group)
-        if shards is not None and self.param_groups[0]["differentiable"]:
-            raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
-        implementation = choose(self.param_groups, 1 if shards is None else shards.parts)
-        self._shards, self._variables = shards, None
-        on_device = implementation is Implementation.CUDA
-        device = parameters[0].device if parameters else torch.device("cpu")
-        self._execution = Device(device) if on_device else Host(implementation)
-        self._watch = Watch()
-        traced.prepare()
-        places = {key: device if on_device else torch.device("cpu") for key in checkpoint.KEYS}
-        places[DISTANCE] = device
-        grouped = [
-            [self.state[p] for p in group["params"] if p in self.state]
-            for group in self.param_groups
-        ]
-
-        def tied(key: str, states: list[dict[str, Any]], default: float) -> Tensor:
-            place = places[key]
-            dtype = torch.int64 if key in (CLOCK, SKIPPED) else scalar_dtype(place)
-            found = next((state[key] for state in states if key in state), default)
-            if isinstance(found, Tensor) and found.is_meta:
-                found = 0  # of parameters that have been materialised since
-            tensor = torch.as_tensor(found, dtype=dtype, device=place)
-            for state in states:
-                state[key] = tensor
-            return tensor
-
-        states = [state for _, state in self._states()]
-        measured = any(DISTANCE in state for state in states)
-        before = getattr(self, "_scalars", {})  # where no parameter has state yet
-        self._scalars = {
-            key: tied(key, states, before.get(key, 0)) for key in (CLOCK, SKIPPED, DISTANCE)
-        }
-        t = self._timetable().place(int(self._scalars[CLOCK])).t
-        self._momenta = [
-            tied(MOMENTUM, among, momentum_at(t, group["momentum"]))
-            for group, among in zip(self.param_groups, grouped, strict=True)
-        ]
-        if self._shards is not None:
-            self._shards.are_known = int(self._scalars[CLOCK]) == 0  # at first every δ is 0
-        elif not measured or bool(self._scalars[DISTANCE].isnan()):
-            self._measure_distance()
-
-    def _settle(self) -> None:
-        """Bring r² up to date, if this process knows all of it."""
-        if self._shards is None:
-            self._execution.settle(self._scalars[DISTANCE])
-
-    def _timetable(self) -> Timetable:
-        raise NotImplementedError
-
-    def _measure_distance(self) -> None:
-        """r² from the offsets themselves."""
-        offsets = [state[OFFSET] for _, state in self._states() if OFFSET in state]
-        scalar = self._scalars[DISTANCE]
-        scalar.copy_(distance_squared(offsets, scalar.device))
-        self._execution.forget()
-
-    def _forget_distance(self) -> None:
-        """r² is 0, because every δ is or because none is kept."""
-        self._scalars[DISTANCE].zero_()
-        self._execution.forget()
-        if self._shards is not None:
-            self._shards.sums.zero_()
-
-    def _tie(self) -> None:
-        """Mend what others did to the state behind our back.
-
-        ZeroRedundancyOptimizer puts loaded state into place past :meth:`load_state_dict`: another
-        clock is another run's, and everything is theirs. Lightning moves all but the clock from
-        device to device, one tensor at a time: what is not ours any more is a stale copy.
-        """
-        first = next((p for g in self.param_groups for p in g["params"] if p.requires_grad), None)
-        if first is not None and self.state and self._is_strange(first):
-            self._adopt_parameters()
-        _, state = next(self._states(), (None, None))
-        if state is None:
-            return
-        if state.get(CLOCK) is not self._scalars[CLOCK]:
-            self._scalars = {}
-            self._settle_in()
-        elif any(state[key] is not ours for key, ours in self._scalars.items()):
-            for group, momentum in zip(self.param_groups, self._momenta, strict=True):
-                for p in group["params"]:
-                    if p in self.state:
-                        self.state[p].update(self._scalars, **{MOMENTUM: momentum})
-
-    def _is_strange(self, p: Tensor) -> bool:
-        """Whether a parameter is not the one that state was made for."""
-        state = self.state.get(p)
-        return not state or (local(state[ITERATE]).is_meta and not local(p).is_meta)
-
-    def _adopt_parameters(self) -> None:
-        """Parameters were put in the place of others, or materialised.
-
-        Accelerate does the one when it shards a model, `to_empty` the other.
-        """
-        parameters = {p for group in self.param_groups for p in group["params"]}
-        for p in [p for p in self.state if p not in parameters or self._is_strange(p)]:
-            del self.state[p]
-        self._settle_in()
-        for index in range(len(self.param_groups)):
-            self._create_states(index)
-
-    def _name_of(self, weights: Tensor) -> str:
-        """What to call the parameter that has these weights."""
-        return next(name for p, name in self._names().items() if local(p) is weights)
-
-    def _names(self) -> dict[Tensor, str]:
+    def names(self) -> dict[Tensor, str]:
         """What to call each parameter in a message."""
         names = {}
-        for g, group in enumerate(self.param_groups):
+        for g, group in enumerate(self.groups):
             for i, p in enumerate(group["params"]):
                 given = group.get("param_names")
                 names[p] = given[i] if given else f"parameter {i} of group {g}"
         return names
 
-    def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim, with everything that a bit-identical continuation needs."""
-        self._tie()
-        self._settle()
-        state_dict = super().state_dict()
-        preconditioner_state.name_in(state_dict["param_groups"])
-        if self._shards is not None:
-            # This process knows r² of the last step and its own share of the next. NaN says:
-            # measure it, whatever the shards are then.
-            unknown = torch.full_like(self._scalars[DISTANCE], torch.nan)
-            for index, state in state_dict["state"].items():
-                state_dict["state"][index] = {**state, DISTANCE: unknown}
-        return state_dict
+    def name_of(self, weights: Tensor) -> str:
+        """What to call the parameter with these local weights."""
+        return next(name for p, name in self.names().items() if local_part(p) is weights)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adopt state, hyperparameters and mode. Parameters are never written.
+    def timetable(self) -> Timetable:
+        """When the phases come."""
+        first = self.groups[0]
+        return Timetable(first["warmup_steps"], first["reset_steps"], first["reset_growth"])
 
-        Load the model's weights before or after, saved in the same mode as the state dict.
+    # ------------------------------------------------------------------ creating
+
+    def create_missing(self) -> None:
+        """Create state for parameters that require gradients and have none.
+
+        This happens before the first step. Otherwise torch's distributed checkpoints would call
+        step() to create it, and the clock would tick. Frozen parameters wait until they have a
+        gradient: they may be most of the model.
         """
-
-        def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            checkpoint.check_fits(self.param_groups, self._names(), loaded)
-            groups = preconditioner_state.adopted(self.param_groups, loaded["param_groups"])
-            preconditioner_state.check_loaded(
-                self.param_groups, groups, loaded["state"], self._names()
-            )
-            return checkpoint.wrap({**loaded, "param_groups": groups})
-
-        # A hook registered now runs after the user's own, so it sees what they made of the dict.
-        handle = self.register_load_state_dict_pre_hook(prepare)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._tie()
-        self._settle()
-        carried = None if self.process_group is None else Carried(self.process_group)
-        return {**super().__getstate__(), "process_group": carried}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        carried = state.get("process_group")
-        if carried is not None:
-            state = {**state, "process_group": carried.group}
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)  # a key that an older state dict does not have
-        for group in self.param_groups:
+        for index, group in enumerate(self.groups):
             for p in group["params"]:
-                entry = self.state.get(p)
-                if entry is None:
-                    continue
-                for key, value in entry.items():
-                    if not key.startswith(PRECONDITIONER):
-                        entry[key] = checkpoint.unwrap(value, key, p)
-                preconditioner_state.load(entry, p, group)
-                if ITERATE not in entry:
-                    entry[ITERATE] = zeros(p, group)
-        self._scalars = {}
-        self._made_for = [group["precondition"] for group in self.param_groups]
-        self._settle_in()
-        for index in range(len(self.param_groups)):
-            self._create_states(index)
+                if p.requires_grad and p not in self.state:
+                    self._create(p, index)
+
+    def _create(self, p: Tensor, index: int) -> dict[str, Any]:
+        group = self.groups[index]
+        state: dict[str, Any] = self.state[p]
+        state.update(self.scalars)
+        state[MOMENTUM] = self.momenta[index]
+        state[ITERATE] = make_zeros(p, group)
+        if has_forces(group):
+            state[OFFSET] = make_zeros(p, group)
+        state.update(create_memory(p, group))
+        return state
+
+    # ------------------------------------------------------------------ scalars
+
+    def tie_scalars(self, device: torch.device, on_device: bool) -> bool:
+        """Make each scalar one tensor again, on the device if a backend wants that.
+
+        Returns whether r² is known. If not, the offsets have to be measured.
+        """
+        host = torch.device("cpu")
+        states = [state for _, state in self.entries()]
+        known = any(DISTANCE in state for state in states)
+        before = self.scalars  # for when no parameter has state yet
+        self.scalars = {
+            key: _tie(key, states, before.get(key, 0), place)
+            for key, place in (
+                (CLOCK, device if on_device else host),
+                (SKIPPED, device if on_device else host),
+                (DISTANCE, device),
+            )
+        }
+        t = self.timetable().place(int(self.scalars[CLOCK])).t
+        self.momenta = []
+        for group in self.groups:
+            among = [self.state[p] for p in group["params"] if p in self.state]
+            default = momentum_at(t, group["momentum"])
+            self.momenta.append(_tie(MOMENTUM, among, default, device if on_device else host))
+        return known and not bool(self.scalars[DISTANCE].isnan())
+
+    def has_foreign_clock(self) -> bool:
+        """Whether somebody put another run's state into place, as ZeroRedundancyOptimizer does."""
+        _, state = next(self.entries(), (None, None))
+        return state is not None and state.get(CLOCK) is not self.scalars[CLOCK]
+
+    def repair_scalars(self) -> None:
+        """Put our scalars back where they were replaced by copies.
+
+        Lightning moves everything but the clock from device to device, one tensor at a time.
+        """
+        _, state = next(self.entries(), (None, None))
+        if state is None or all(state[key] is ours for key, ours in self.scalars.items()):
+            return
+        for group, momentum in zip(self.groups, self.momenta, strict=True):
+            for p in group["params"]:
+                if p in self.state:
+                    self.state[p].update(self.scalars, **{MOMENTUM: momentum})
+
+    # ------------------------------------------------------------------ replaced parameters
+
+    def has_replaced_parameters(self) -> bool:
+        """Whether parameters were put in place of others, or materialized.
+
+        Accelerate does the first when it shards a model, `to_empty` the second.
+        """
+        first = next((p for g in self.groups for p in g["params"] if p.requires_grad), None)
+        return first is not None and bool(self.state) and self._is_replaced(first)
+
+    def drop_replaced(self) -> None:
+        """Drop the state of parameters that are no longer there or have been materialized."""
+        parameters = {p for group in self.groups for p in group["params"]}
+        for p in [p for p in self.state if p not in parameters or self._is_replaced(p)]:
+            del self.state[p]
+
+    def _is_replaced(self, p: Tensor) -> bool:
+        """Whether the state was not made for this parameter as it is now."""
+        state = self.state.get(p)
+        return not state or (local_part(state[ITERATE]).is_meta and not local_part(p).is_meta)
+
+    # ------------------------------------------------------------------ a step
+
+    def gather(
+        self,
+        index: int,
+        *,
+        sharded: bool,
+        on_new_parameters: Callable[[], None],
+    ) -> Tensors:
+        """A group's tensors: of every parameter that has state, and of those that get it now.
+
+        Creates missing state, and starts the averages if forces were switched on. Frozen parameters
+        that never had a gradient are left out. Works on whole lists: a Python loop over thousands
+        of parameters would dominate the step.
+        """
+        group = self.groups[index]
+        parameters = group["params"]
+        states: list[Any] = list(map(self.state.get, parameters))
+        if not all(states):
+            if any(p.requires_grad and p not in self.state for p in parameters):
+                on_new_parameters()
+            parameters = [
+                p for p in parameters if p.requires_grad or p.grad is not None or p in self.state
+            ]
+            states = [self.state.get(p) or self._create(p, index) for p in parameters]
+        if has_forces(group) and not all(OFFSET in state for state in states):
+            for p, state in zip(parameters, states, strict=True):
+                if OFFSET not in state:  # forces were off until now: the average starts here
+                    state[OFFSET] = make_zeros(p, group)
+        weights, gradients = parameters, [p.grad for p in parameters]
+        iterates = [state[ITERATE] for state in states]
+        offsets = [state[OFFSET] for state in states] if has_forces(group) else None
+        if sharded:
+            weights = [local_part(p) for p in parameters]
+            gradients = list(map(local_gradient, gradients, parameters))
+            iterates = [local_part(m) for m in iterates]
+            offsets = None if offsets is None else [local_part(offset) for offset in offsets]
+        if {g.layout for g in gradients if g is not None} - {torch.strided}:
+            sparse = next(
+                p for p in parameters if p.grad is not None and p.grad.layout != torch.strided
+            )
+            raise RuntimeError(
+                f"Neumann does not support sparse gradients, and {self.names()[sparse]} has one: "
+                "give that parameter to torch.optim.SparseAdam, or build its layer with "
+                "sparse=False"
+            )
+        options: Any = group
+        return Tensors(
+            weights,
+            gradients,
+            iterates,
+            offsets,
+            parameters,
+            states,
+            options,
+            self.momenta[index],
+        )
+
+    def drop_averages(self, gathered: list[Tensors]) -> bool:
+        """Drop the averages if forces were switched off; returns whether there were any."""
+        if has_forces(self.groups[0]):
+            return False
+        if not any(OFFSET in state for tensors in gathered for state in tensors.states):
+            return False
+        for _, state in self.entries():
+            state.pop(OFFSET, None)
+        return True
+
+    def follow_preconditioners(self, gathered: list[Tensors]) -> None:
+        """Fit the state to a P that was chosen for a group since the last step."""
+        for index, group in enumerate(self.groups):
+            chosen, before = group["precondition"], self.made_for[index]
+            if chosen is not before and chosen != before:
+                check_preconditioner(group)
+                tensors = gathered[index]
+                for p, state in zip(tensors.parameters, tensors.states, strict=True):
+                    load_memory(state, p, group)
+                self.made_for[index] = chosen
+
+    def count_variables(self) -> int:
+        """The "num variables" of the paper, over the parameters of this process."""
+        variables = self.groups[0]["variables"]
+        counted = [p for group in self.groups for p in group["params"] if p.requires_grad]
+        return len(counted) if variables == "tensors" else sum(p.numel() for p in counted)
 
 
-def zeros(p: Tensor, group: dict[str, Any]) -> Tensor:
+def make_zeros(p: Tensor, group: dict[str, Any]) -> Tensor:
     """A fresh m or δ for the parameter."""
     dtype = p.dtype if group["state_dtype"] is None or p.is_complex() else group["state_dtype"]
     return torch.zeros_like(p, dtype=dtype, requires_grad=False)
 
 
-def has_forces(group: dict[str, Any]) -> bool:
-    """Whether the average is needed at all."""
-    return bool(group["cubic"] or group["repulsive"])
+def _tie(key: str, states: list[dict[str, Any]], default: Any, place: torch.device) -> Tensor:
+    """One tensor for a scalar that the states repeat."""
+    dtype = torch.int64 if key in (CLOCK, SKIPPED) else scalar_dtype(place)
+    found = next((state[key] for state in states if key in state), default)
+    if isinstance(found, Tensor) and found.is_meta:
+        found = 0  # of parameters that have been materialized since
+    tensor = torch.as_tensor(found, dtype=dtype, device=place)
+    for state in states:
+        state[key] = tensor
+    return tensor
+
+
+class WriteWatch:
+    """Warns, once, if something else wrote a parameter between two steps.
+
+    Loading or clamping weights moves w and leaves δ = w − v alone, so the average moves along. That
+    may be intended, but should not go unnoticed. A tensor counts its in-place writes in `_version`;
+    the kernels, which write past torch, count theirs there too.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[Tensor] = []
+        self._versions: list[int] = []
+        self._warned = False
+
+    def compare(self, parameters: list[Tensor], name_of: Callable[[Tensor], str]) -> None:
+        """Warn if a parameter differs from what the last step left."""
+        if self._warned or not self._parameters:
+            return
+        versions = [p._version for p in parameters]
+        if versions == self._versions and all(map(is_, parameters, self._parameters)):
+            return
+        left = dict(zip(map(id, self._parameters), self._versions, strict=True))
+        for p, version in zip(parameters, versions, strict=True):
+            if left.get(id(p), version) != version:
+                self._warned = True
+                warnings.warn(
+                    f"{name_of(p)} was changed between two steps by something other than this "
+                    "optimizer. Its offset from the average is kept, so the average has moved "
+                    "along; call optimizer.reset_average() if it should start at the new weights.",
+                    stacklevel=5,
+                )
+                return
+
+    def remember(self, parameters: list[Tensor] | None = None) -> None:
+        """Remember the parameters as they are now; by default the same ones as before."""
+        if parameters is not None:
+            self._parameters = parameters
+        self._versions = [p._version for p in self._parameters]

@@ -1,113 +1,159 @@
-"""The one update, written twice: for reading (per tensor) and for speed (foreach).
+"""The update: one set of equations for all phases, and the form of it that is for reading.
 
-    d  = g + c·δ
+    d  = s·g + λ·w + c·δ        δ = w − v, the offset from the moving average
     m  ← a·m − e·d
-    s  = b·m − f·d − z·w
-    w  ← w + s
-    δ  ← h·(δ + s)
+    Δ  = b·m − f·d − z·w
+    w  ← w + Δ
+    δ  ← h·(δ + Δ)
 
-The row (a, e, b, f, z, h) comes from `phases`, the force c from `distance`; g is the gradient after
-L2 weight decay. A coefficient of zero drops its term instead of multiplying by it, so that a NaN in
-an old iterate does not survive a reset, and a reset moves no weight whose gradient overflowed.
+The row (a, e, b, f, z, h, c, λ, s) comes from :mod:`neumann.optim.phases`. λ is L2 weight decay, z
+decoupled weight decay, c the force of :mod:`neumann.optim.distance`, s = ±1/grad_scale. A
+coefficient of zero drops its term instead of multiplying by it. So a NaN in an old iterate does not
+survive a reset, and a reset moves no weight whose gradient overflowed.
 
-Lists are aligned, one entry a parameter. All arithmetic happens in float32 or wider: half-precision
-tensors are widened, updated and rounded back once.
+The equations exist in four forms: `update_single` here, lists (`backends/lists.py`), numba
+(`backends/cpu/numba_kernel.py`) and Triton (`backends/cuda/update_kernel.py`). All arithmetic is in
+float32 or wider: half-precision tensors are widened, updated, and rounded back once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from neumann.optim.phases import Row
 
+if TYPE_CHECKING:
+    from neumann.optim.options import GroupOptions
+
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a step works on: w, g, m and δ of each parameter. Without forces δ is not kept."""
+    """One group's share of a step: aligned lists with an entry for each parameter.
 
-    weights: list[Tensor] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
-    iterates: list[Tensor] = field(default_factory=list)
-    offsets: list[Tensor] | None = None
+    The same container travels from the parameter groups through the preconditioner to the kernel.
+    """
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    weights: list[Tensor] = field(default_factory=list)  # w: what this process holds of it
+    gradients: list[Tensor | None] = field(default_factory=list)  # g, or P(g)
+    iterates: list[Tensor] = field(default_factory=list)  # m
+    offsets: list[Tensor] | None = None  # δ; None: without forces it is not kept
+    parameters: list[Tensor] = field(default_factory=list)  # in the user's groups
+    states: list[dict[str, Any]] = field(default_factory=list)  # of these parameters
+    options: "GroupOptions" = None  # type: ignore[assignment]  # a step always has them
+    momentum: Tensor = None  # type: ignore[assignment]  # receives μ of the step
+    part: int = 0  # which sum of squares these offsets go into: see `distributed`
+
+    def replace_gradients(self, gradients: list[Tensor | None], options: Any = None) -> "Tensors":
+        """The same tensors with other gradients and, if given, other options."""
+        # Spelled out, because torch 2.6 cannot trace dataclasses.replace.
+        return Tensors(
+            self.weights,
+            gradients,
+            self.iterates,
+            self.offsets,
+            self.parameters,
+            self.states,
+            self.options if options is None else options,
+            self.momentum,
+            self.part,
+        )
+
+    def select(self, chosen: Sequence[bool], part: int | None = None) -> "Tensors":
+        """The entries where `chosen` is true."""
+        return Tensors(
+            list(compress(self.weights, chosen)),
+            list(compress(self.gradients, chosen)),
+            list(compress(self.iterates, chosen)),
+            None if self.offsets is None else list(compress(self.offsets, chosen)),
+            list(compress(self.parameters, chosen)),
+            list(compress(self.states, chosen)),
+            self.options,
+            self.momentum,
+            self.part if part is None else part,
+        )
+
+    def with_gradient(self) -> "Tensors":
+        """The parameters that have a gradient."""
+        if all(g is not None for g in self.gradients):
+            return self
+        return self.select([g is not None for g in self.gradients])
+
+    def without_gradient(self) -> "Tensors":
+        """The parameters that have none: they stay put, but m is reset and δ counts in r."""
+        return self.select([g is None for g in self.gradients])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor, Tensor | None]]:
+        """w, g, m and δ of each parameter."""
         offsets = self.offsets if self.offsets is not None else [None] * len(self.weights)
         return zip(self.weights, self.gradients, self.iterates, offsets, strict=True)
 
 
-Update = Callable[[Tensors, Row, Tensor | None], None]
+Update = Callable[[Tensors, Row], None]
 
 
-def update_single(tensors: Tensors, row: Row, force: Tensor | None) -> None:
-    """The update for reading; the only form that autograd can look through."""
+def update_single(tensors: Tensors, row: Row) -> None:
+    """The update for reading, one tensor at a time; the only form that autograd can record."""
     for w, g, m, offset in tensors:
-        w_old, m_old, offset_old = _kept(w), _kept(m), _kept(offset)
-        d = g
-        if force is not None and offset_old is not None:
-            d = g + force.to(g.dtype) * offset_old
+        w_old, m_old, offset_old = _snapshot(w), _snapshot(m), _snapshot(offset)
+        d = g if is_one(row.scale) else row.scale * g
+        if not is_zero(row.weight_decay):
+            d = torch.add(d, w_old, alpha=row.weight_decay)
+        if offset_old is not None and not is_zero(row.force):
+            d = d + cast_to(d, row.force) * offset_old
         m_new = _combine((row.keep, m_old), (-row.gain, d))
-        s = _combine((row.carry, m_new), (-row.push, d), (-row.decay, w_old))
+        change = _combine((row.carry, m_new), (-row.push, d), (-row.shrink, w_old))
         m.copy_(m_new)
-        w.add_(s)
+        w.add_(change)
         if offset is not None and offset_old is not None:
-            offset.copy_(row.follow * (offset_old + s))
+            offset.copy_(row.follow * (offset_old + change))
 
 
-def update_foreach(tensors: Tensors, row: Row, force: Tensor | None) -> None:
-    """The same for lists on one device and of one dtype, in as few launches as torch offers."""
-    w, m, offset = tensors.weights, tensors.iterates, tensors.offsets
-    d = tensors.gradients
-    if force is not None and offset is not None:
-        d = list(torch._foreach_mul(offset, force.to(d[0])))
-        torch._foreach_add_(d, tensors.gradients)
-
-    if _is_zero(row.keep):
-        torch._foreach_zero_(m)
-    elif _is_not_one(row.keep):
-        torch._foreach_mul_(m, row.keep)
-    if not _is_zero(row.gain):
-        torch._foreach_add_(m, d, alpha=-row.gain)
-
-    s = None
-    if not _is_zero(row.carry):
-        s = list(torch._foreach_mul(m, row.carry))
-    for coefficient, source in ((row.push, d), (row.decay, w)):
-        if _is_zero(coefficient):
-            continue
-        if s is None:
-            s = list(torch._foreach_mul(source, -coefficient))
-        else:
-            torch._foreach_add_(s, source, alpha=-coefficient)
-    if s is not None:
-        torch._foreach_add_(w, s)
-        if offset is not None:
-            torch._foreach_add_(offset, s)
-    if offset is not None and _is_not_one(row.follow):
-        torch._foreach_mul_(offset, row.follow)
+def _snapshot(tensor: Any) -> Any:
+    """A copy where autograd will need the old values: the tensor itself is about to change."""
+    return tensor.clone() if torch.is_grad_enabled() and tensor is not None else tensor
 
 
-def apply(
-    tensors: Tensors,
-    row: Row,
-    force: Tensor | None,
-    update: Update,
-    *,
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-    seed: int = 0,
-) -> None:
-    """Run `update` on the tensors, sorted by device and dtype, complex ones as pairs of reals.
+def _combine(*terms: tuple[Any, Tensor]) -> Tensor:
+    """Σ coefficient·tensor over the terms whose coefficient is not zero."""
+    products = [coefficient * tensor for coefficient, tensor in terms if not is_zero(coefficient)]
+    if not products:
+        return torch.zeros_like(terms[0][1])
+    total: Tensor = products[0]
+    for product in products[1:]:
+        total = total + product
+    return total
 
-    The gradients are negated for `maximize` and decayed first; the caller's are never changed.
-    `seed` is for the rounding of bfloat16 state, and has to differ from step to step.
+
+def is_zero(coefficient: Any) -> bool:
+    """Whether a coefficient is the number 0. A tensor is data, which control flow must not read."""
+    return isinstance(coefficient, (int, float)) and coefficient == 0
+
+
+def is_one(coefficient: Any) -> bool:
+    """Whether a coefficient is the number 1."""
+    return isinstance(coefficient, (int, float)) and coefficient == 1
+
+
+def cast_to(like: Tensor, coefficient: Any) -> Any:
+    """A tensor coefficient with the dtype and device of `like`; numbers stay as they are."""
+    return coefficient.to(like) if isinstance(coefficient, Tensor) else coefficient
+
+
+# ------------------------------------------------------------------ precision and storage
+
+
+def apply_update(tensors: Tensors, row: Row, update: Update, seed: int = 0) -> None:
+    """Run `update` on tensors of any device and dtype; complex tensors become pairs of reals.
+
+    The caller's gradients are never changed. `seed` is for rounding bfloat16 state, and has to
+    change from step to step.
     """
     for own, wide in _buckets(tensors):
-        gradients = decayed_gradients(wide.gradients, wide.weights, weight_decay, maximize)
-        here = None if force is None else force.to(wide.weights[0].device)
-        update(replace(wide, gradients=gradients), row, here)
+        update(wide, row)
         if own.weights is not wide.weights:
             for mine, widened in zip(own.weights, wide.weights, strict=True):
                 mine.copy_(widened)
@@ -118,97 +164,8 @@ def apply(
                     _store(mine, widened, noise)
 
 
-def _store(state: Tensor, value: Tensor, noise: torch.Generator) -> None:
-    """Round `value` into `state`; into bfloat16 stochastically.
-
-    δ shrinks by 1 % a step, which is about one unit in bfloat16's last place: rounded to nearest it
-    would stop short of where it belongs. Up or down by chance, in proportion, is right on average.
-    """
-    if state.dtype != torch.bfloat16 or value.dtype != torch.float32 or value.requires_grad:
-        state.copy_(value)
-        return
-    low = torch.randint(
-        1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=noise
-    )
-    state.copy_(rounded(value, low))
-
-
-def rounded(value: Tensor, noise: Tensor) -> Tensor:
-    """float32 numbers that bfloat16 has, up or down by chance; `noise` is 16 bits for each."""
-    bits = (value.contiguous().view(torch.int32) + noise.to(torch.int32)) & -(1 << 16)
-    # Adding to the bits of infinity or NaN would make another number of them.
-    return torch.where(torch.isfinite(value), bits.view(torch.float32), value)
-
-
-def decayed_gradients(
-    gradients: list[Tensor], weights: list[Tensor], weight_decay: float, maximize: bool
-) -> list[Tensor]:
-    """±g + λw: the gradient with L2 weight decay, at the displaced weights."""
-    if maximize:
-        gradients = list(torch._foreach_neg(gradients))
-    if weight_decay == 0:
-        return gradients
-    if torch.is_grad_enabled():  # autograd would hold on to what foreach reads
-        return [g + weight_decay * w for g, w in zip(gradients, weights, strict=True)]
-    return list(torch._foreach_add(gradients, weights, alpha=weight_decay))
-
-
-def nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """1 on `device` if any element of any gradient is inf or NaN, else 0; an int64 scalar."""
-    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        if gradient.numel():
-            real = as_real(gradient)
-            buckets.setdefault((real.device, real.dtype), []).append(real)
-    flag = torch.zeros((), dtype=torch.int64, device=device)
-    for bucket in buckets.values():
-        # The largest magnitude carries inf and NaN and, unlike a sum of squares, cannot overflow.
-        peaks = torch.stack(torch._foreach_norm(bucket, torch.inf))
-        flag = flag.maximum((~torch.isfinite(peaks)).any().to(device, torch.int64))
-    return flag
-
-
-def evaluation_weights(weight: Tensor, iterate: Tensor, momentum: Any) -> Tensor:
-    """w − μm: the weights to evaluate and to ship, as a new tensor of the weights' dtype."""
-    wide = wide_dtype(torch.promote_types(weight.dtype, iterate.dtype))
-    result: Tensor = weight.to(wide) - momentum * iterate.to(wide)
-    return result.to(weight.dtype)
-
-
-def _kept(tensor: Any) -> Any:
-    """What autograd will ask for again must not be the tensor that is about to be written."""
-    return tensor.clone() if torch.is_grad_enabled() and tensor is not None else tensor
-
-
-def _combine(*terms: tuple[Any, Tensor]) -> Tensor:
-    """Σ coefficient·tensor over the terms whose coefficient is not zero."""
-    products: list[Tensor] = [
-        coefficient * tensor for coefficient, tensor in terms if not _is_zero(coefficient)
-    ]
-    if not products:
-        return torch.zeros_like(terms[0][1])
-    total = products[0]
-    for product in products[1:]:
-        total = total + product
-    return total
-
-
-def _is_zero(coefficient: Any) -> bool:
-    """Zero as a number. A tensor is data, which control flow must not read."""
-    return not isinstance(coefficient, Tensor) and coefficient == 0
-
-
-def _is_not_one(coefficient: Any) -> bool:
-    return isinstance(coefficient, Tensor) or coefficient != 1
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic: float32 at least."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:
-    """Per device and dtypes: the parameters' own tensors as reals, and the same made wide."""
+    """Per device and dtypes: the tensors as reals, and the same widened for the arithmetic."""
     buckets: dict[tuple[Any, ...], Tensors] = {}
     for w, g, m, offset in tensors:
         key = (w.device, w.dtype, m.dtype)
@@ -218,13 +175,13 @@ def _buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:
         bucket.iterates.append(as_real(m))
         if bucket.offsets is not None and offset is not None:
             bucket.offsets.append(as_real(offset))
-    return [(bucket, _widened(bucket)) for bucket in buckets.values()]
+    return [(bucket, _widen(bucket)) for bucket in buckets.values()]
 
 
-def _widened(bucket: Tensors) -> Tensors:
+def _widen(bucket: Tensors) -> Tensors:
     wide = wide_dtype(torch.promote_types(bucket.weights[0].dtype, bucket.iterates[0].dtype))
 
-    def widen(tensors: list[Tensor]) -> list[Tensor]:
+    def widen(tensors: list[Any]) -> list[Any]:
         if all(tensor.dtype == wide for tensor in tensors):
             return tensors
         return [tensor.to(wide) for tensor in tensors]
@@ -237,6 +194,58 @@ def _widened(bucket: Tensors) -> Tensors:
     )
 
 
-def as_real(tensor: Tensor) -> Tensor:
+def _store(state: Tensor, value: Tensor, noise: torch.Generator) -> None:
+    """Round `value` into `state`, stochastically if that is bfloat16.
+
+    δ shrinks by 1 % a step, which is about one unit in the last place of bfloat16. Rounded to
+    nearest it would stop short of its target; rounded up or down at random it is right on average.
+    """
+    if state.dtype != torch.bfloat16 or value.dtype != torch.float32 or value.requires_grad:
+        state.copy_(value)
+        return
+    low = torch.randint(
+        1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=noise
+    )
+    state.copy_(round_stochastically(value, low))
+
+
+def round_stochastically(value: Tensor, noise: Tensor) -> Tensor:
+    """float32 values that bfloat16 can hold, rounded up or down by 16 bits of noise each."""
+    bits = (value.contiguous().view(torch.int32) + noise.to(torch.int32)) & -(1 << 16)
+    # Adding to the bits of infinity or NaN would turn them into other numbers.
+    return torch.where(torch.isfinite(value), bits.view(torch.float32), value)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def as_real(tensor: Any) -> Any:
     """A complex tensor as pairs of reals, in the same memory."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+# ------------------------------------------------------------------ weights and gradients
+
+
+def evaluation_weights(weight: Tensor, iterate: Tensor, momentum: Any) -> Tensor:
+    """w − μm: the weights to evaluate and to ship, as a new tensor of the weights' dtype."""
+    wide = wide_dtype(torch.promote_types(weight.dtype, iterate.dtype))
+    result: Tensor = weight.to(wide) - momentum * iterate.to(wide)
+    return result.to(weight.dtype)
+
+
+def find_nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """1 on `device` if any element of any gradient is inf or NaN, else 0; an int64 scalar."""
+    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient.numel():
+            real = as_real(gradient)
+            buckets.setdefault((real.device, real.dtype), []).append(real)
+    flag = torch.zeros((), dtype=torch.int64, device=device)
+    for bucket in buckets.values():
+        # The largest magnitude carries inf and NaN and, unlike a sum of squares, cannot overflow.
+        peaks = torch.stack(torch._foreach_norm(bucket, torch.inf))
+        flag = flag.maximum((~torch.isfinite(peaks)).any().to(device, torch.int64))
+    return flag

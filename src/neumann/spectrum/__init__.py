@@ -1,31 +1,32 @@
-"""The spectrum of a loss's curvature: extreme eigenvalues, densities, and how sure they are.
+"""The spectrum of a loss's curvature: extreme eigenvalues, densities, and how accurate they are.
 
-Needs torch alone::
+Needs only torch::
 
     from neumann.spectrum import Hessian, extremes
 
     found = extremes(Hessian(model, torch.nn.functional.cross_entropy, batch=(x, y)))
     print(found.largest.value, found.largest.error)
+
+`operators` holds the matrices, `algorithms` what computes their spectra, and `convexification` the
+paper's μ and η for a spectrum.
 """
 
+from neumann.spectrum.algorithms.density import Density, Estimate, density
+from neumann.spectrum.algorithms.lanczos import Extreme, Extremes, Lanczos, extremes, lanczos
 from neumann.spectrum.convexification import Convexification, coefficients
-from neumann.spectrum.curvature import CurvatureOperator
-from neumann.spectrum.density import Density, Estimate, density
-from neumann.spectrum.differences import Differences
-from neumann.spectrum.extremes import extremes
-from neumann.spectrum.gauss_newton import GaussNewton
-from neumann.spectrum.hessian import Hessian
-from neumann.spectrum.lanczos import lanczos
-from neumann.spectrum.objective import Objective
-from neumann.spectrum.operators import (
+from neumann.spectrum.operators.finite_differences import Differences
+from neumann.spectrum.operators.gauss_newton import GaussNewton
+from neumann.spectrum.operators.hessian import Hessian
+from neumann.spectrum.operators.loss_curvature import CurvatureOperator
+from neumann.spectrum.operators.objective import Objective
+from neumann.spectrum.operators.preconditioned import Preconditioned
+from neumann.spectrum.operators.symmetric import (
     About,
     FunctionOperator,
     MatrixOperator,
     NonFiniteProduct,
     Operator,
 )
-from neumann.spectrum.preconditioned import Preconditioned
-from neumann.spectrum.results import Extreme, Extremes, Lanczos
 
 __all__ = [
     "About",

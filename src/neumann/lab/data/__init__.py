@@ -1,7 +1,11 @@
-"""Data sets: what they are called, where they lie, and the batches they give."""
+"""Data sets by name, and the batches they give.
 
+`load.py` has the table of data sets: to add one, start there. A loader turns a `Request` into a
+`Dataset`: one source of batches to train on and one to test on. A `Plan` says which batches.
+"""
+
+from neumann.lab.data.dataset import Dataset, Source
 from neumann.lab.data.load import FORMS, NAMES, load
 from neumann.lab.data.plan import Plan
-from neumann.lab.data.source import Dataset, Source
 
 __all__ = ["FORMS", "NAMES", "Dataset", "Plan", "Source", "load"]

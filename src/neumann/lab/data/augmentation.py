@@ -1,8 +1,7 @@
 """Flips, shifts and cutout of images that live on the device.
 
-A flip or a shift with reflection only says which pixel each pixel comes from, so both together are
-one gather: `rows` and `columns` hold the sources, example by example, and are drawn once an epoch.
-A batch then costs one indexing kernel, without a loop over examples and without a host sync.
+A flip or a shift with reflection only says which pixel each pixel is copied from, so both are one
+gather. Its rows and columns are drawn once per epoch: a batch costs one kernel and no host sync.
 """
 
 from dataclasses import dataclass
@@ -10,112 +9,92 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from neumann.lab.data.dataset import copy_to_device
 from neumann.lab.data.plan import Plan
-from neumann.lab.data.source import on_device
 from neumann.lab.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images."""
+    """How training images are changed at random."""
 
-    flip: bool = False  # left to right, every other time
-    shift: int = 0  # up to this many pixels each way, the border filled by reflection
-    cutout: int = 0  # side in pixels of the square set to the mean colour; 0 for none
+    flip: bool = False  # mirror left to right with probability one half
+    shift: int = 0  # move up to this many pixels each way; reflection fills the border
+    cutout: int = 0  # side in pixels of a square set to the mean color; 0 for none
 
     def check(self, height: int, width: int) -> None:
-        """Raise UsageError where the images are too small for it."""
+        """Raise UsageError if the images are too small for it."""
         side = min(height, width)
-        if not 0 <= self.shift < side:
-            raise UsageError(
-                f"shift must be from 0 to {side - 1} for images of {height}x{width}, "
-                f"got {self.shift}"
-            )
-        if not 0 <= self.cutout <= side:
-            raise UsageError(
-                f"cutout must be from 0 to {side} for images of {height}x{width}, got {self.cutout}"
-            )
+        limits = {"shift": (self.shift, side - 1), "cutout": (self.cutout, side)}
+        for name, (value, largest) in limits.items():
+            if not 0 <= value <= largest:
+                images = f"images of {height}x{width}"
+                raise UsageError(f"{name} must be from 0 to {largest} for {images}, got {value}")
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The augmentation of an epoch's n examples, in the epoch's order, on the device."""
+    """The random choices for an epoch's n examples, in the epoch's order, on the device."""
 
-    rows: Tensor | None  # (n, height) int64, the row each row comes from; None: as they are
+    rows: Tensor | None  # (n, height) int64, the source of each row; None: no flip or shift
     columns: Tensor | None  # (n, width) int64
-    centres: Tensor | None  # (n, 2) int64, row and column of the cutout; None: no cutout
+    centers: Tensor | None  # (n, 2) int64, row and column of the cutout; None: no cutout
     cutout: int  # pixels
 
     def gather(self, images: Tensor, chosen: Tensor, piece: slice) -> Tensor:
-        """The augmented images (b, height, width, channels), not yet cut out.
-
-        Args:
-            images: all of them, (N, height, width, channels).
-            chosen: which ones, (b,) int64.
-            piece: their places in the epoch's order.
-        """
+        """Select, flip and shift the `chosen` images, which are a `piece` of the epoch's order."""
         if self.rows is None or self.columns is None:
             return images.index_select(0, chosen)
-        return images[
-            chosen[:, None, None], self.rows[piece, :, None], self.columns[piece, None, :]
-        ]
+        rows, columns = self.rows[piece, :, None], self.columns[piece, None, :]
+        return images[chosen[:, None, None], rows, columns]
 
     def cut(self, images: Tensor, piece: slice) -> Tensor:
-        """Normalised images (b, channels, height, width), in place: the mean colour is 0."""
-        if self.centres is None:
+        """Set the squares of normalized images (b, channels, height, width) to 0, in place."""
+        if self.centers is None:
             return images
         height, width = images.shape[2:]
-        centres = self.centres[piece]
-        down = _outside(torch.arange(height, device=images.device), centres[:, :1], self.cutout)
-        across = _outside(torch.arange(width, device=images.device), centres[:, 1:], self.cutout)
-        return images.mul_((down[:, :, None] | across[:, None, :]).unsqueeze(1))
+        centers = self.centers[piece]
+        rows = _outside(torch.arange(height, device=images.device), centers[:, :1], self.cutout)
+        columns = _outside(torch.arange(width, device=images.device), centers[:, 1:], self.cutout)
+        return images.mul_((rows[:, :, None] | columns[:, None, :]).unsqueeze(1))
 
 
 def draw(
     how: Augmentation, plan: Plan, order: Tensor, size: tuple[int, int], device: torch.device
 ) -> Draws:
-    """The augmentation of an epoch: for each example its own, drawn on the CPU.
+    """Draw the augmentation of every example of an epoch, the same on every device.
 
-    Each purpose has a generator of its own, so that asking for cutout does not change the shifts.
-    Drawing on the CPU gives every device the same augmentation.
-
-    Args:
-        how: what to do.
-        plan: says the seed and the epoch.
-        order: the epoch's order (n,), on the CPU.
-        size: height and width of the images.
-        device: where the images live.
+    Each purpose has its own generator, so asking for cutout does not change the shifts. All numbers
+    are drawn on the CPU, in the order of the data set, and then put into the epoch's `order` (n,).
     """
-    height, width = size
-    examples = len(order)
-    rows = columns = centres = None
+    (height, width), examples = size, len(order)
+    rows = columns = centers = None
     if how.flip or how.shift:
         shifts = torch.zeros(examples, 2, dtype=torch.int64)
         if how.shift:
-            shifts = torch.randint(
-                -how.shift, how.shift + 1, (examples, 2), generator=plan.generator("shift")
-            )
+            generator = plan.generator("shift")
+            shifts = torch.randint(-how.shift, how.shift + 1, (examples, 2), generator=generator)
         flips = torch.zeros(examples, dtype=torch.bool)
         if how.flip:
             flips = torch.rand(examples, generator=plan.generator("flip")) < 0.5
-        shifts, flips = (on_device(t[order], device) for t in (shifts, flips))
-        rows = _reflected(torch.arange(height, device=device) + shifts[:, :1], height)
-        columns = _reflected(torch.arange(width, device=device) + shifts[:, 1:], width)
+        shifts, flips = (copy_to_device(t[order], device) for t in (shifts, flips))
+        rows = _reflect(torch.arange(height, device=device) + shifts[:, :1], height)
+        columns = _reflect(torch.arange(width, device=device) + shifts[:, 1:], width)
         columns = torch.where(flips[:, None], width - 1 - columns, columns)
     if how.cutout:
         generator = plan.generator("cutout")
-        places = [torch.randint(side, (examples,), generator=generator) for side in size]
-        centres = on_device(torch.stack(places, dim=1)[order], device)
-    return Draws(rows, columns, centres, how.cutout)
+        both = [torch.randint(side, (examples,), generator=generator) for side in size]
+        centers = copy_to_device(torch.stack(both, dim=1)[order], device)
+    return Draws(rows, columns, centers, how.cutout)
 
 
-def _reflected(place: Tensor, side: int) -> Tensor:
-    """Places beyond an edge, at most side − 1 beyond, mirrored at it."""
+def _reflect(positions: Tensor, side: int) -> Tensor:
+    """Mirror positions at the edge they lie beyond, by at most side − 1."""
     last = side - 1
-    return last - (last - place.abs()).abs()
+    return last - (last - positions.abs()).abs()
 
 
-def _outside(places: Tensor, centres: Tensor, cutout: int) -> Tensor:
-    """Whether each place (side,) is outside the interval around each centre (b, 1): (b, side)."""
-    begin = centres - cutout // 2
-    return (places < begin) | (places >= begin + cutout)
+def _outside(positions: Tensor, centers: Tensor, cutout: int) -> Tensor:
+    """Whether each position (side,) is outside the interval around each center: (b, side)."""
+    begin = centers - cutout // 2
+    return (positions < begin) | (positions >= begin + cutout)

@@ -1,98 +1,62 @@
-"""Data sets by name."""
+"""The table of data sets, and `load`, which looks a name up in it.
 
-import os
-from functools import partial
-from pathlib import Path
+To add a data set, write a loader (a function from a `Request` to a `Dataset`) and add a line to
+DATASETS. If torchvision has the data set, `TorchvisionSet` is the loader and the line is all.
+"""
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
 from neumann.lab.data.augmentation import Augmentation
-from neumann.lab.data.files import find
-from neumann.lab.data.small import SETS, digits, torchvision_set
-from neumann.lab.data.source import Dataset
-from neumann.lab.data.synthetic import synthetic
-from neumann.lab.data.text import text
-from neumann.lab.errors import UsageError, missing_package, unknown
-
-NAMES = ("digits", *SETS)
-FORMS = ("text:FILE", "folder:PATH", "synthetic:SHAPE,CLASSES,N")
-CPU = torch.device("cpu")
+from neumann.lab.data.dataset import Dataset, Request
+from neumann.lab.data.image_sets import TorchvisionSet, load_digits, load_synthetic
+from neumann.lab.data.text import load_text
+from neumann.lab.errors import missing_package, unknown
 
 
-def load(
-    name: str,
-    *,
-    data_dir: Path | None = None,
-    download: bool = False,
-    device: torch.device = CPU,
-    flip: bool | None = None,
-    shift: int | None = None,
-    cutout: int | None = None,
-    context: int = 128,
-    image_size: int = 224,
-    workers: int | None = None,
-    channels_last: bool | None = None,
-) -> Dataset:
-    """The data set of this name, ready to give batches on the device.
-
-    Args:
-        name: digits, fashion-mnist, cifar10, cifar100, text:FILE, folder:PATH or
-            synthetic:SHAPE,CLASSES,N.
-        data_dir: the folder with the files of the named sets; None is `data`.
-        download: fetch the files of a named set that is not there.
-        device: where batches are wanted; small sets live there whole.
-        flip, shift, cutout: as in Augmentation; None takes what is usual for the set.
-        context: characters of a window of text.
-        image_size: pixels of the square that images of a folder are brought to.
-        workers: processes that decode the images of a folder; None takes one a CPU, at most 8.
-        channels_last: the memory format of images; None takes it on CUDA.
-
-    Raises UsageError for a name, a file or an option that cannot be used.
-    """
-    form, colon, rest = name.partition(":")
-    last = device.type == "cuda" if channels_last is None else channels_last
-    choose = partial(_chosen, flip=flip, shift=shift, cutout=cutout)
-    if name == "digits":
-        return digits(choose(Augmentation()), device)
-    if name in SETS:
-        augmentation = choose(SETS[name].augmentation)
-        return torchvision_set(name, augmentation, device, data_dir, download, last)
-    if colon and form == "synthetic":
-        return synthetic(name, rest, choose, device, last)
-    if colon and form in ("text", "folder"):
-        if flip or shift or cutout:
-            raise UsageError(f"flip, shift and cutout are for small sets of images, not for {name}")
-        path = find(rest, data_dir, "text:FILE" if form == "text" else "folder:PATH")
-        if form == "text":
-            return text(name, path, context, device)
-        processes = min(8, available_cpus()) if workers is None else workers
-        return _folder(name, path, image_size, device, processes, last)
-    raise unknown("data set", name, [*NAMES, *FORMS])
-
-
-def _chosen(
-    usual: Augmentation, flip: bool | None, shift: int | None, cutout: int | None
-) -> Augmentation:
-    """What is usual, but for what was asked for."""
-    return Augmentation(
-        usual.flip if flip is None else flip,
-        usual.shift if shift is None else shift,
-        usual.cutout if cutout is None else cutout,
-    )
-
-
-def _folder(
-    name: str, path: Path, image_size: int, device: torch.device, workers: int, last: bool
-) -> Dataset:
+def _load_folder(request: Request) -> Dataset:
+    """Import the loader of image folders only when one is asked for: it needs torchvision."""
     try:
-        from neumann.lab.data.folder import folder
+        from neumann.lab.data.image_folder import load_folder
     except ImportError as error:
-        raise missing_package("torchvision", "lab", f"data set {name}") from error
-    return folder(name, path, image_size, device, workers, last)
+        raise missing_package("torchvision", "lab", f"data set {request.name}") from error
+    return load_folder(request)
 
 
-def available_cpus() -> int:
-    """CPUs this process may use; on systems that do not say, those there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+_FASHION_FILES = [
+    f"FashionMNIST/raw/{part}-{what}-ubyte"
+    for part in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+]
+_CIFAR10_FILES = [
+    f"cifar-10-batches-py/{file}"
+    for file in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta")
+]
+_CIFAR100_FILES = [f"cifar-100-python/{file}" for file in ("train", "test", "meta")]
+_SHIFT, _FLIP_AND_SHIFT = Augmentation(shift=4), Augmentation(flip=True, shift=4)
+
+# A name, or a form with a colon: what the user writes after it is for the loader to read.
+DATASETS: dict[str, Callable[[Request], Dataset]] = {
+    "digits": load_digits,
+    "fashion-mnist": TorchvisionSet("FashionMNIST", 10, _SHIFT, _FASHION_FILES),
+    "cifar10": TorchvisionSet("CIFAR10", 10, _FLIP_AND_SHIFT, _CIFAR10_FILES),
+    "cifar100": TorchvisionSet("CIFAR100", 100, _FLIP_AND_SHIFT, _CIFAR100_FILES),
+    "text:FILE": load_text,
+    "folder:PATH": _load_folder,
+    "synthetic:SHAPE,CLASSES,N": load_synthetic,
+}
+NAMES = tuple(name for name in DATASETS if ":" not in name)
+FORMS = tuple(name for name in DATASETS if ":" in name)
+
+
+def load(name: str, **options: Any) -> Dataset:
+    """Load a data set by name, ready to give batches on the device; see Request for the options.
+
+    Raises:
+        UsageError: an unknown name, a file that cannot be used, an option that does not fit.
+    """
+    prefix, colon, _ = name.partition(":")
+    for known, loader in DATASETS.items():
+        if known == name or (colon and known.startswith(f"{prefix}:")):
+            return loader(Request(name, **options))
+    raise unknown("data set", name, DATASETS)

@@ -1,8 +1,8 @@
-"""Which examples go into which batch, on which process and in which order.
+"""Which examples go into which batch, on which rank, in which order.
 
-Everything random is a pure function of (seed, epoch, purpose, example): there is no generator that
-lives on. So a run that resumes in mid-epoch sees the batches it would have seen, and ranks and
-micro-batches only partition a batch, whose examples and augmentation stay the same.
+Every random choice is a pure function of (seed, epoch, purpose, example). So a run that resumes in
+the middle of an epoch sees the batches it would have seen, and ranks and micro-batches only divide
+a batch: its examples and their augmentation stay the same.
 """
 
 from collections.abc import Iterator
@@ -14,28 +14,31 @@ from torch import Tensor
 
 from neumann.lab.errors import UsageError
 
+_MINIMUM = {"batch_size": 1, "micro_batches": 1, "epoch": 0, "first": 0, "rank": 0, "ranks": 1}
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Which batches of an epoch a process takes.
+    """Which batches of an epoch one rank takes.
 
-    A batch is cut into `ranks * micro_batches` consecutive pieces; a process takes
-    `micro_batches` of them. Training pieces are equal, so the sizes have to divide.
+    A batch is cut into `ranks * micro_batches` consecutive pieces, in training of equal size. A
+    rank takes `micro_batches` of them.
     """
 
-    batch_size: int  # examples of a batch over all processes
-    micro_batches: int = 1  # pieces in which each process takes its share of a batch
+    batch_size: int  # examples in a batch, over all ranks
+    micro_batches: int = 1  # pieces in which each rank takes its share of a batch
     seed: int = 0
     epoch: int = 0
-    first: int = 0  # batches already done, skipped
+    first: int = 0  # skip this many batches: they were done before the run resumed
     rank: int = 0
     ranks: int = 1
-    train: bool = True  # shuffled, augmented, the ragged last batch dropped; else in order, whole
+    # Training: shuffled, augmented, without the ragged last batch. Evaluation: in order, complete.
+    train: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, minimum in _MINIMUM.items():
+            if getattr(self, name) < minimum:
+                raise UsageError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         if self.rank >= self.ranks:
             raise UsageError(f"rank must be below ranks = {self.ranks}, got {self.rank}")
         pieces = self.ranks * self.micro_batches
@@ -45,11 +48,8 @@ class Plan:
                 f"({self.ranks} processes × {self.micro_batches} micro-batches)"
             )
 
-    def batches_of(self, examples: int) -> int:
-        """How many batches an epoch over this many examples has, those before `first` included.
-
-        Raises UsageError where training would have none.
-        """
+    def count_batches(self, examples: int) -> int:
+        """Count the batches of an epoch, skipped ones included; UsageError if there is none."""
         if examples == 0:
             raise UsageError("there are no examples to take batches from")
         if not self.train:
@@ -61,35 +61,31 @@ class Plan:
             )
         return examples // self.batch_size
 
-    def spans(self, examples: int) -> Iterator[list[slice]]:
-        """For each batch from `first` on, the pieces of this rank as slices of the epoch's order.
+    def slices(self, examples: int) -> Iterator[list[slice]]:
+        """For each batch from `first` on, this rank's micro-batches as slices of the epoch's order.
 
-        Where a ragged batch has fewer examples than pieces, empty pieces are left out; a rank may
-        get none, but every rank gets the same number of batches.
+        A ragged batch may leave a rank an empty list; every rank gets as many batches.
         """
         pieces = self.ranks * self.micro_batches
         mine = range(self.rank * self.micro_batches, (self.rank + 1) * self.micro_batches)
-        for number in range(self.first, self.batches_of(examples)):
+        for number in range(self.first, self.count_batches(examples)):
             start = number * self.batch_size
             size = min(self.batch_size, examples - start)
             cuts = [(start + size * k // pieces, start + size * (k + 1) // pieces) for k in mine]
             yield [slice(begin, end) for begin, end in cuts if begin < end]
 
     def order(self, examples: int) -> Tensor:
-        """The examples (n,) int64, on the CPU, in the order of this epoch."""
+        """The order of the examples in this epoch: indices (n,) int64, on the CPU."""
         if not self.train:
             return torch.arange(examples)
         return torch.randperm(examples, generator=self.generator("order"))
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A fresh CPU generator for one purpose of this epoch."""
-        return torch.Generator().manual_seed(key(purpose, self.seed, self.epoch))
+        """A new CPU generator for one purpose in this epoch."""
+        return torch.Generator().manual_seed(derive_seed(purpose, self.seed, self.epoch))
 
 
-def key(purpose: str, *numbers: int) -> int:
-    """A seed of 32 bits that depends on every number; 32 are all that torch's generator takes."""
+def derive_seed(purpose: str, *numbers: int) -> int:
+    """Hash a purpose and any numbers to a seed of 32 bits, which is all torch's generator uses."""
     text = " ".join([purpose, *map(str, numbers)])
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")
-
-
-_LEAST = {"batch_size": 1, "micro_batches": 1, "epoch": 0, "first": 0, "rank": 0, "ranks": 1}

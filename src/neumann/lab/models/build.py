@@ -1,81 +1,85 @@
-"""Models by name, made to fit a data set.
+"""The table of models, `build`, which looks a name up in it, and the loss that trains them.
 
-A model returns logits, or in training (logits, auxiliary logits) where it has an auxiliary head;
-`classification_loss` takes either. Weights are drawn from torch's global generator.
+To add a model, add a line to MODELS. A model returns logits, or (logits, auxiliary logits) if it is
+in training and has an auxiliary head. Weights are drawn from torch's global generator.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from neumann.lab.data.source import Dataset
+from neumann.lab.data.dataset import Dataset, Kind
 from neumann.lab.errors import UsageError, unknown
-from neumann.lab.models.resnet18 import resnet18
-from neumann.lab.models.sequence import GPT, GRU
-from neumann.lab.models.small import cnn, mlp, resnet9
-from neumann.lab.models.timm_models import PREFIX, timm_model
+from neumann.lab.models.image_models import cnn, mlp, resnet9, resnet18
+from neumann.lab.models.text_models import GPT, GRU
+from neumann.lab.models.timm_models import PREFIX, build_timm_model
+
+AUXILIARY = 0.4  # weight of the auxiliary head's loss, as in the training of Inception-V3
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a model is made, and of what data."""
+    """How to build a model, and which data sets it can read."""
 
-    make: Callable[[tuple[int, ...], int], nn.Module]  # from the shape of an input and the classes
-    kinds: tuple[str, ...]  # of data sets
-    least: int = 1  # pixels of the shorter side of an image
+    build: Callable[[tuple[int, ...], int], nn.Module]  # from the input's shape and the classes
+    kinds: tuple[Kind, ...]
+    smallest: int = 1  # pixels that the shorter side of an image must have
 
 
 MODELS = {
     "mlp": Entry(mlp, ("vector", "image")),
-    "cnn": Entry(lambda shape, classes: cnn(shape[0], classes), ("image",), 4),
-    "resnet9": Entry(lambda shape, classes: resnet9(shape[0], classes), ("image",), 8),
+    "cnn": Entry(lambda shape, classes: cnn(shape[0], classes), ("image",), smallest=4),
+    "resnet9": Entry(lambda shape, classes: resnet9(shape[0], classes), ("image",), smallest=8),
     "resnet18": Entry(lambda shape, classes: resnet18(shape[0], classes), ("image",)),
     "gru": Entry(lambda shape, alphabet: GRU(alphabet), ("text",)),
     "gpt": Entry(lambda shape, alphabet: GPT(alphabet, shape[0]), ("text",)),
 }
 NAMES = tuple(MODELS)
-FORMS = ("timm:NAME",)
+FORMS = (f"{PREFIX}NAME",)
+PLURALS = {"vector": "vectors", "image": "images", "text": "text"}
 
 
 def build(name: str, dataset: Dataset) -> nn.Module:
-    """The model of this name for inputs and classes of the data set, on the default device.
-
-    Raises UsageError for a name that is not known and for a model that does not fit.
-    """
+    """Build a model by name for the inputs and classes of a data set, on the default device."""
+    entry = MODELS.get(name)
     if name.startswith(PREFIX):
-        if dataset.kind != "image":
-            raise _misfit(name, "images", dataset)
-        channels, height, width = dataset.shape
-        return timm_model(name.removeprefix(PREFIX), (channels, height, width), dataset.classes)
-    if name not in MODELS:
+        entry = Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
+    if entry is None:
         raise unknown("model", name, NAMES, FORMS)
-    entry = MODELS[name]
-    if dataset.kind not in entry.kinds:
-        raise _misfit(name, " or ".join(_plural(kind) for kind in entry.kinds), dataset)
-    if dataset.kind == "image" and min(dataset.shape[1:]) < entry.least:
-        raise _misfit(name, f"images of at least {entry.least}x{entry.least}", dataset)
-    return entry.make(dataset.shape, dataset.classes)
+    if not _fits(entry, dataset):
+        reads = " or ".join(PLURALS[kind] for kind in entry.kinds)
+        if dataset.kind in entry.kinds:
+            reads = f"images of at least {entry.smallest}x{entry.smallest}"
+        shape = "x".join(map(str, dataset.shape))
+        raise UsageError(
+            f"model {name} reads {reads}, but {dataset.name} holds {PLURALS[dataset.kind]} of "
+            f"{shape}; models that fit: {', '.join(list_fitting_models(dataset))}"
+        )
+    return entry.build(dataset.shape, dataset.classes)
 
 
-def fitting(dataset: Dataset) -> list[str]:
-    """The names of the models that the data set can train."""
-    image = dataset.kind == "image"
-    names = [
-        name
-        for name, entry in MODELS.items()
-        if dataset.kind in entry.kinds and not (image and min(dataset.shape[1:]) < entry.least)
-    ]
-    return [*names, *FORMS] if image else names
+def list_fitting_models(dataset: Dataset) -> list[str]:
+    names = [name for name, entry in MODELS.items() if _fits(entry, dataset)]
+    return [*names, *FORMS] if dataset.kind == "image" else names
 
 
-def _misfit(name: str, reads: str, dataset: Dataset) -> UsageError:
-    shape = "x".join(map(str, dataset.shape))
-    return UsageError(
-        f"model {name} reads {reads}, but {dataset.name} holds {_plural(dataset.kind)} of {shape}; "
-        f"models that fit: {', '.join(fitting(dataset))}"
-    )
+def classification_loss(
+    output: Tensor | tuple[Tensor, Tensor], labels: Tensor, smoothing: float = 0.0
+) -> Tensor:
+    """The mean cross-entropy; an auxiliary head adds 0.4 times its own.
+
+    Logits are (batch[, time], classes), labels (batch[, time]) int64. `smoothing` is the share of
+    each label that is spread over all classes.
+    """
+    if isinstance(output, tuple):
+        main, auxiliary = (classification_loss(logits, labels, smoothing) for logits in output)
+        return main + AUXILIARY * auxiliary
+    return cross_entropy(output.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
 
 
-def _plural(kind: str) -> str:
-    return kind if kind == "text" else f"{kind}s"
+def _fits(entry: Entry, dataset: Dataset) -> bool:
+    large_enough = dataset.kind != "image" or min(dataset.shape[1:]) >= entry.smallest
+    return dataset.kind in entry.kinds and large_enough

@@ -1,0 +1,75 @@
+"""The frame of a benchmark script: its flags, where its numbers come from, and its JSON output."""
+
+import argparse
+import datetime
+import importlib
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("triton", "numba", "schedulefree")  # recorded beside python and torch
+
+
+def create_parser(
+    doc: str | None, device: str | None = None, *, output: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with the flags that scripts share; the docstring becomes the help text.
+
+    `device` is the default of --device. Without one, there is no such flag.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--commit", help="the commit to record, where git is not available")
+    if device is not None:
+        parser.add_argument("--device", default=device)
+    if output:
+        parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    return parser
+
+
+def describe_environment(device: torch.device | str, commit: str | None = None) -> dict[str, Any]:
+    """Command, commit, date, hardware and versions: what every published number needs beside it."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.import_module(name).__version__
+        except (ImportError, AttributeError):
+            continue
+    spec = sys.modules["__main__"].__spec__
+    program = [sys.argv[0]] if spec is None else ["-m", spec.name]
+    on_gpu = torch.device(device).type == "cuda"
+    return {
+        "command": " ".join(["python", *program, *sys.argv[1:]]),
+        "commit": commit or _current_commit(),
+        "date": datetime.date.today().isoformat(),
+        "hardware": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }
+
+
+def describe_origin(commit: str | None = None) -> dict[str, Any]:
+    """The part of the environment that every line of a ledger records."""
+    about = describe_environment("cuda" if torch.cuda.is_available() else "cpu", commit)
+    return {key: about[key] for key in ("commit", "date", "hardware", "versions")}
+
+
+def write_result(path: Path | None, content: dict[str, Any]) -> None:
+    """Write a result as JSON, if the user asked for a file."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _current_commit() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,45 @@
+"""Write the contest's tables into README and docs, from the JSON of `large_batch table`.
+
+    python -m benchmarks.contest.update_pages
+
+A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
+a batch size, or a model and a batch size. The rest of a page does not change.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.contest.markdown_tables import format_overview, format_summary
+from benchmarks.contest.summary import BatchSummary
+
+ROOT = Path(__file__).parents[2]
+SUMMARY = ROOT / "results/large-batch.json"
+PAGES = (ROOT / "README.md", ROOT / "docs/preconditioning.md")
+PLACE = re.compile(r"(<!-- contest (.+?) -->\n).*?(<!-- end of contest -->)", re.DOTALL)
+
+
+def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
+    """The page with its tables up to date."""
+    tables = {"overview": format_overview(found["resnet9"])}
+    for model, summaries in found.items():
+        for summary in summaries:
+            prefix = "" if model == "resnet9" else f"{model} "
+            tables[f"{prefix}{summary['batch']}"] = format_summary(summary["rows"])
+
+    def fill(place: re.Match[str]) -> str:
+        before, name, after = place.groups()
+        return f"{before}{tables[name]}\n{after}"
+
+    return PLACE.sub(fill, page)
+
+
+def main() -> None:
+    found = json.loads(SUMMARY.read_text())
+    for path in PAGES:
+        path.write_text(fill_page(path.read_text(), found))
+
+
+if __name__ == "__main__":
+    main()

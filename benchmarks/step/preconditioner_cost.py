@@ -1,0 +1,104 @@
+"""What a preconditioner P adds to the time of a training step: forward, backward and update.
+
+    python -m benchmarks.step.preconditioner_cost --device cuda --output preconditioning.json
+
+ResNet-9 at batch 8192 and ResNet-50 (224 × 224) at batch 256 on random images, with bfloat16
+autocast, channels last, compiled. The optimizers take turns on one model, in rounds of a few steps.
+The table shows the median over rounds and its ratio to P = I.
+"""
+
+import argparse
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.common.markdown import format_table
+from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.timing import read_clock, take_turns
+from neumann import Neumann
+from neumann.lab.models.image_models import resnet9
+
+PLAIN = "Neumann, P = I"
+PLAIN_FORM: dict[str, Any] = {"warmup_steps": 0, "reset_steps": 0, "cubic": 0.0, "repulsive": 0.0}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    PLAIN: lambda p: Neumann(p, lr=1e-4, **PLAIN_FORM),
+    "Neumann, diagonal": lambda p: Neumann(p, lr=1e-4, precondition="diagonal"),
+    "Neumann, spectral": lambda p: Neumann(p, lr=1e-4, precondition="spectral"),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
+}
+
+
+def build_resnet50() -> nn.Module:
+    from torchvision.models import resnet50
+
+    return cast(nn.Module, resnet50(num_classes=1000))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {  # batch, pixels, classes
+    "ResNet-9": (functools.partial(resnet9, 3, 10), 8192, 32, 10),
+    "ResNet-50": (build_resnet50, 256, 224, 1000),
+}
+
+
+def measure(
+    name: str, device: torch.device, arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Seconds per step of each optimizer, one value per round."""
+    build_model, batch, side, classes = CASES[name]
+    batch = arguments.batch or batch
+    steps: int = arguments.steps
+    torch.manual_seed(0)
+    model = build_model().to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(batch, 3, side, side, device=device)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(classes, (batch,), device=device)
+    forward = torch.compile(model) if arguments.compile else model
+
+    def time_round(optimizer: torch.optim.Optimizer) -> float:
+        start = read_clock(device)
+        for _ in range(steps):
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = cross_entropy(forward(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return (read_clock(device) - start) / steps
+
+    timers = {
+        name: functools.partial(time_round, build(model.parameters()))
+        for name, build in OPTIMIZERS.items()
+    }
+    return take_turns(timers, arguments.rounds)
+
+
+def main() -> None:
+    parser = create_parser(__doc__, "cpu")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--batch", type=int, help="replaces the batch size of every case")
+    parser.add_argument("--steps", type=int, default=5, help="in a round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    cases: dict[str, Any] = {}
+    rows = []
+    for name in arguments.cases:
+        seconds = measure(name, device, arguments)
+        medians = {optimizer: statistics.median(times) for optimizer, times in seconds.items()}
+        ratios = {optimizer: median / medians[PLAIN] for optimizer, median in medians.items()}
+        cases[name] = {"seconds": seconds, "ratios": ratios}
+        for optimizer, ratio in ratios.items():
+            rows.append([name, optimizer, f"{1e3 * medians[optimizer]:.2f}", f"{ratio:.3f}"])
+    print(format_table(["model", "optimizer", "ms per step", "ratio"], "llrr", rows))
+    environment = describe_environment(device, arguments.commit)
+    write_result(arguments.output, {"environment": environment, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

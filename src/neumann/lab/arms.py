@@ -1,0 +1,209 @@
+"""The arms of a comparison: an optimizer with options, written as `neumann:lr=0.2,momentum=0.8`.
+
+To add an optimizer, add a line to `RECIPES`. An arm may name any option of the constructor, which
+overrides the recipe's; an unknown one is a UsageError that suggests the nearest names.
+"""
+
+import ast
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
+from neumann.lab.user_code import call_user_function
+
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+WORDS = {"true": True, "false": False, "none": None}
+DECAY_NORMS = "decay_norms"  # an option of every arm: weight decay acts on biases and norms too
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Where an optimizer is imported from, and how it is usually run."""
+
+    module: str
+    attribute: str
+    lr: float  # if neither the arm nor the command names one
+    options: Mapping[str, Any] = field(default_factory=dict)
+    decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
+    extra: str | None = None  # the extra that installs it, if it is not from torch or this package
+    sharded: bool = True  # whether it supports weights sharded by FSDP2
+
+    def load(self) -> Callable[..., Optimizer]:
+        try:
+            module = import_module(self.module)
+        except ImportError as error:
+            package = self.module.split(".")[0]
+            raise missing_package(package, self.extra or "lab", self.attribute) from error
+        constructor: Callable[..., Optimizer] = getattr(module, self.attribute)
+        return constructor
+
+
+_MOMENTUM = {"momentum": 0.9, "nesterov": True}
+_RMS = {"alpha": 0.9, "momentum": 0.9}
+RECIPES = {
+    "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True),
+    "sgd": Recipe("torch.optim", "SGD", 0.2, _MOMENTUM, decay_norms=True),
+    "rmsprop": Recipe("torch.optim", "RMSprop", 1e-3, _RMS),
+    "rmsproptf": Recipe("timm.optim", "RMSpropTF", 0.01, {**_RMS, "eps": 1.0}, extra="timm"),
+    "adam": Recipe("torch.optim", "Adam", 1e-3),
+    "adamw": Recipe("torch.optim", "AdamW", 2e-3),
+    "nadam": Recipe("torch.optim", "NAdam", 1e-3),
+    "nadamw": Recipe("torch.optim", "NAdam", 2e-3, {"decoupled_weight_decay": True}),
+    "lars": Recipe("timm.optim", "Lars", 1.0, _MOMENTUM, extra="timm"),
+    "lamb": Recipe("timm.optim", "Lamb", 5e-3, extra="timm"),
+    "muon": Recipe(
+        "timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm", sharded=False
+    ),
+    "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
+}
+# Weight decay spares biases and norms, as for AdamW.
+PRECONDITIONED = Recipe("neumann", "Neumann", 0.03)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An optimizer with options, as a comparison names it."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> "Arm":
+        name, _, rest = text.partition(":")
+        if name not in RECIPES:
+            raise unknown("optimizer", name, RECIPES)
+        options = tuple(_parse_option(text, piece) for piece in _split_options(rest))
+        for key, count in Counter(key for key, _ in options).items():
+            require(count == 1, f"{text!r} names {key} twice")
+        return Arm(name, options)
+
+    def check(self) -> None:
+        known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters} - {"params"}
+        for key, _ in self.options:
+            if key not in known:
+                raise unknown(f"option of {self.name}", key, sorted(known))
+
+    def with_options(self, **options: Any) -> "Arm":
+        """Return a copy in which these options replace or extend its own."""
+        return Arm(self.name, tuple({**dict(self.options), **options}.items()))
+
+    def lr(self, default: float | None = None) -> float:
+        """Return the learning rate: the arm's own, else `default`, else the recipe's."""
+        lr = dict(self.options).get("lr", default)
+        return self.recipe.lr if lr is None else _to_float(self, "lr", lr)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe; Neumann with a preconditioner has its own."""
+        preconditioned = dict(self.options).get("precondition") is not None
+        return PRECONDITIONED if preconditioned and self.name == "neumann" else RECIPES[self.name]
+
+    def __str__(self) -> str:
+        listed = ",".join(f"{key}={_format(value)}" for key, value in self.options)
+        return f"{self.name}:{listed}" if listed else self.name
+
+
+def build_optimizer(
+    arm: Arm,
+    model: nn.Module,
+    *,
+    steps_per_epoch: int,
+    lr: float | None = None,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    """Build the arm's optimizer; its own lr and weight decay come before the given ones."""
+    arm.check()
+    recipe = arm.recipe
+    constructor = recipe.load()
+    options = {**recipe.options, **dict(arm.options), "lr": arm.lr(lr)}
+    decay_norms = options.pop(DECAY_NORMS, recipe.decay_norms)
+    weight_decay = _to_float(arm, "weight_decay", options.pop("weight_decay", weight_decay))
+    if arm.name == "neumann":
+        options.setdefault("steps_per_epoch", steps_per_epoch)
+        if ":" in str(options.get("precondition")):  # MODULE:FUNCTION of the user
+            options["precondition"] = call_user_function(options["precondition"], "precondition")
+    fusable = "fused" in inspect.signature(constructor).parameters and "foreach" not in options
+    if fusable and all(p.is_cuda for p in model.parameters()):
+        options.setdefault("fused", True)
+    try:
+        optimizer: Any = constructor(group_parameters(model, weight_decay, decay_norms), **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{arm}: {shorten(error)}") from error
+    if callable(getattr(optimizer, "train", None)):
+        optimizer.train()  # schedule-free optimizers start in neither mode
+    built: Optimizer = optimizer
+    return built
+
+
+def group_parameters(
+    model: nn.Module, weight_decay: float, decay_norms: bool
+) -> list[dict[str, Any]]:
+    """Return one group, or two if weight decay spares biases and normalization weights."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    require(bool(parameters), "the model has no parameter that requires gradients")
+    if decay_norms or weight_decay == 0:
+        return [{"params": parameters, "weight_decay": weight_decay}]
+    # A parameter with one dimension is a bias or the scale of a normalization.
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+@contextmanager
+def evaluation_mode(optimizer: Any) -> Iterator[None]:
+    """Switch the weights to those to evaluate, for optimizers that keep a second set."""
+    switches = callable(getattr(optimizer, "eval", None))
+    if switches:
+        optimizer.eval()
+    try:
+        yield
+    finally:
+        if switches:
+            optimizer.train()
+
+
+def _split_options(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece for piece in pieces if piece.strip()]
+
+
+def _parse_option(text: str, piece: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in piece.partition("="))
+    wellformed = bool(key.isidentifier() and equals and value)
+    require(wellformed, f"{text!r}: {piece!r} should be key=value")
+    if value.lower() in WORDS:
+        return key, WORDS[value.lower()]
+    if value.removeprefix("torch.") in DTYPES:
+        return key, DTYPES[value.removeprefix("torch.")]
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value  # a word, such as variables=elements
+
+
+def _to_float(arm: Arm, key: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(number, f"{arm}: {key} must be a number, got {value}")
+    return float(value)
+
+
+def _format(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

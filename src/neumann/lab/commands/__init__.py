@@ -1,0 +1,8 @@
+"""The command `neumann`.
+
+main       run the command line and turn errors into exit codes
+parser     flags and --config files
+progress   progress bars and log lines
+tables     tables in the terminal
+train, compare, sweep, spectrum, report, demo   one module for each subcommand
+"""

@@ -1,0 +1,73 @@
+"""Run the command `neumann` and turn errors into exit codes.
+
+    0          done
+    1          a worker process died
+    2          wrong usage or an unusable file; nothing was written
+    3          the training diverged
+    130, 143   stopped by SIGINT or SIGTERM; saved, and can be resumed
+    141        standard output was closed
+
+Errors are one line. Only a bug in this package leaves a traceback.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+CRASHED, USAGE, DIVERGED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 3, 130, 143, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, by default that of this process, and return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        sys.stdout.flush()  # a closed pipe raises here
+        return code
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        with open(os.devnull, "w") as devnull:
+            os.dup2(devnull.fileno(), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _fail("stopped by SIGINT", INTERRUPTED)
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] == ["--version"]:
+        import neumann
+
+        print(f"neumann {neumann.__version__}")
+        return 0
+    try:
+        from neumann.lab.commands.parser import run_command
+    except ImportError as error:  # a package of the extra `lab` is missing
+        return _fail(f"the lab needs its extra: `pip install neumann-optimizer[lab]` ({error})")
+    from neumann.lab.errors import UsageError
+    from neumann.lab.storage.atomic_files import StorageError
+    from neumann.lab.studies.lr_sweep import AllDivergedError
+    from neumann.lab.studies.workers import CrashedError
+    from neumann.lab.training.records import Diverged
+    from neumann.lab.training.signals import Interrupted, Terminated, raise_on_sigterm
+
+    try:
+        with raise_on_sigterm():
+            run_command(words)
+        return 0
+    except SystemExit:  # the help was printed
+        return 0 if words else USAGE
+    except (UsageError, StorageError) as error:
+        return _fail(str(error))
+    except (Diverged, AllDivergedError) as error:
+        return _fail(str(error), DIVERGED)
+    except CrashedError as error:
+        return _fail(str(error), CRASHED)
+    except Interrupted as error:
+        return _fail(str(error), error.exit_code)
+    except Terminated:
+        return _fail("stopped by SIGTERM", TERMINATED)
+
+
+def _fail(message: str, code: int = USAGE) -> int:
+    if os.environ.get("RANK", "0") == "0":  # other ranks would print the same
+        print(f"neumann: {message}", file=sys.stderr)
+    return code

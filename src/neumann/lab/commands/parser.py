@@ -1,0 +1,228 @@
+"""Parse the command line: subcommands, flags, and --config files.
+
+tyro turns the settings classes into subcommands and prints the help. Flags override a --config
+file, which overrides the defaults. Everything that cannot be parsed is a UsageError of one line.
+tyro's own errors are boxes of several lines, so an invalid number or choice becomes an `_Invalid`
+value, which is reported with the name of its flag once tyro is done.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import itertools
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from neumann.lab.commands import compare, demo, report, spectrum, sweep, train
+from neumann.lab.config import TrainConfig, flag_name
+from neumann.lab.config_files import load_settings, parse_settings
+from neumann.lab.errors import UsageError, unknown
+from neumann.lab.storage.reading import read_json_object
+from neumann.lab.studies.settings import CompareConfig, SpectrumConfig, SweepConfig
+
+
+class Command(NamedTuple):
+    settings: type[Any]  # a dataclass with the flags
+    run: Callable[[Any], None]
+    summary: str  # for `neumann --help`
+
+
+COMMANDS = {
+    "train": Command(TrainConfig, train.run, "train one network with one optimizer"),
+    "compare": Command(CompareConfig, compare.run, "compare optimizers over the same seeds"),
+    "sweep": Command(SweepConfig, sweep.run, "choose each learning rate, then compare"),
+    "spectrum": Command(SpectrumConfig, spectrum.run, "measure the curvature of a loss"),
+    "report": Command(report.ReportConfig, report.run, "write a page with plots of any of these"),
+    "demo": Command(demo.DemoConfig, demo.run, "compare five optimizers on digits in two minutes"),
+}
+DESCRIPTION = (
+    "Train networks with Neumann and other optimizers, and compare them. neumann COMMAND --help "
+    "lists the flags of a command; neumann --version prints the version."
+)
+CONFIG_HELP = "--config FILE: read defaults from a TOML file of flags, or a JSON file a run wrote."
+
+
+def run_command(words: Sequence[str]) -> None:
+    """Parse a command line and run its command. Raises SystemExit after printing the help."""
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        _parse("--help", [], None)
+    elif name in COMMANDS:
+        COMMANDS[name].run(parse_flags(name, words[1:]))
+    else:
+        raise unknown("command", name, COMMANDS)
+
+
+def parse_flags(command: str, words: Sequence[str]) -> Any:
+    """The settings of a command: its defaults, those of a --config file, and flags."""
+    kind = COMMANDS[command].settings
+    flags, file = _split_config(words)
+    defaults = kind()
+    if file is not None:
+        values = _read_config_file(file, kind)
+        try:
+            defaults = _parse(command, _as_flags(values, defaults), defaults)
+        except UsageError as error:
+            raise UsageError(f"--config {file}: {error}") from error
+    return _parse(command, flags, defaults)
+
+
+def _parse(command: str, flags: list[str], defaults: Any) -> Any:
+    """Let tyro parse flags; settings that they do not name have their value in `defaults`."""
+    subcommands = []
+    for name, (kind, _, summary) in COMMANDS.items():
+        default, description = (defaults, _describe(kind)) if name == command else (kind(), summary)
+        marker = tyro.conf.subcommand(name, default=default, description=description)
+        subcommands.append(Annotated[kind, marker])
+    union: Any = Union[tuple(subcommands)]  # noqa: UP007
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # errors are reported below
+            config, rest = tyro.cli(
+                union,
+                prog="neumann",
+                description=_wrap(DESCRIPTION),
+                args=[command, *flags],
+                return_unknown_args=True,
+                config=(tyro.conf.DisallowNone,),
+                registry=_REGISTRY,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise  # the help was printed
+        raise _explain_failure(command, flags) from None
+    if rest:
+        raise _unexpected(command, rest[0])
+    _check_values(config)
+    return config
+
+
+def _describe(kind: type[Any]) -> str:
+    paragraphs = (kind.__doc__ or "").strip().split("\n\n")
+    if kind is not report.ReportConfig:
+        paragraphs.append(CONFIG_HELP)
+    return "\n\n".join(_wrap(" ".join(paragraph.split())) for paragraph in paragraphs)
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, shutil.get_terminal_size().columns - 1)
+
+
+# ---------------------------------------------------------------------- errors in one line
+
+
+class _Invalid(NamedTuple):
+    text: str
+    expected: str | tuple[str, ...]  # a description, or the choices
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _parse_numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kind: Any = info.type
+    choices: tuple[str, ...] = get_args(kind) if get_origin(kind) is Literal else ()
+    if kind not in (int, float) and not choices:
+        return None
+
+    def parse(words: list[str]) -> Any:
+        try:
+            return choices[choices.index(words[0])] if choices else kind(words[0])
+        except ValueError:
+            number = "a whole number" if kind is int else "a number"
+            return _Invalid(words[0], choices or number)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(choices) + "}" if choices else kind.__name__.upper(),
+        instance_from_str=parse,
+        is_instance=lambda value: value in choices if choices else isinstance(value, (kind, int)),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _check_values(config: Any) -> None:
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), flag_name(field.name)
+        if isinstance(value, _Invalid):
+            if isinstance(value.expected, str):
+                raise UsageError(f"{name} must be {value.expected}, got {value.text!r}")
+            raise unknown(name, value.text, value.expected)
+
+
+def _unexpected(command: str, word: str) -> UsageError:
+    if word.startswith("-"):
+        return unknown("flag", word.partition("=")[0], _flags(command))
+    return UsageError(
+        f"neumann {command}: unexpected argument {word!r}; neumann {command} --help lists the flags"
+    )
+
+
+def _explain_failure(command: str, words: list[str]) -> UsageError:
+    """The error for words that tyro rejects, such as a flag without its value."""
+    fields = dataclasses.fields(COMMANDS[command].settings)
+    known = {flag_name(f.name) for f in fields if bool not in (f.type, *get_args(f.type))}
+    for word, following in itertools.pairwise([*words, "--"]):
+        if word in known and following.startswith("--"):
+            return UsageError(f"{word} needs a value")
+    for word in words:
+        if word.startswith("--") and word.partition("=")[0] not in _flags(command):
+            return _unexpected(command, word)
+    return UsageError(f"cannot parse {' '.join(words)!r}; neumann {command} --help lists the flags")
+
+
+def _flags(command: str) -> list[str]:
+    if command == "report":
+        return ["--help"]
+    fields = dataclasses.fields(COMMANDS[command].settings)
+    return ["--config", *(flag_name(field.name) for field in fields)]
+
+
+# ---------------------------------------------------------------------- --config
+
+
+def _split_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Take --config FILE out of the words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", type=Path)
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        raise UsageError("--config needs a file") from None
+    return rest, found.config
+
+
+def _read_config_file(file: Path, kind: type[Any]) -> Any:
+    """Read a TOML file of flags, or a JSON file that a run or a study has written."""
+    if file.suffix != ".json":
+        return load_settings(file, kind)
+    content = read_json_object(file)
+    values = {**content.get("settings", {}), **content.get("config", {})}
+    if not values:
+        raise UsageError(f"--config {file} holds no settings of a run")
+    written_apart = ("arms", "seeds", "search_seeds")
+    values |= {key: content[key] for key in written_apart if key in content}
+    return parse_settings(values, kind)
+
+
+def _as_flags(config: Any, defaults: Any) -> list[str]:
+    """Write the values of a file as flags, so that they are checked like flags."""
+    words: list[str] = []
+    for field in dataclasses.fields(config):
+        value, flag = getattr(config, field.name), flag_name(field.name)
+        if value is None or value == getattr(defaults, field.name):
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            words += [flag, *map(str, value)]
+        else:
+            words.append(f"{flag}={value}")
+    return words

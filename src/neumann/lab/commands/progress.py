@@ -1,0 +1,203 @@
+"""Progress on standard error: a bar in a terminal, plain lines elsewhere.
+
+The observers are called with every line of a run's records, and not more often than that.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from neumann.lab.studies.results import FinishedRun
+from neumann.lab.studies.spectrum_measurement import ProductObserver
+from neumann.lab.studies.workers import RunKey, StudyObserver
+from neumann.lab.training.loop import Training
+from neumann.lab.training.metrics import Observer
+from neumann.lab.training.processes import Process
+
+
+def _open_bar(console: Console, before: str, *after: str) -> Progress:
+    """A bar between texts, which may name the fields of its task."""
+    texts = [
+        TextColumn(text, markup=False, table_column=Column(no_wrap=True))
+        for text in (before, *after)
+    ]
+    columns = (texts[0], BarColumn(bar_width=None), *texts[1:], TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _log(text: str) -> None:
+    # The run goes on even if nobody reads its log any more.
+    with suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------- one training
+
+
+@contextmanager
+def show_training(training: Training, process: Process) -> Iterator[Observer]:
+    """Show the progress of one run; only the leading process shows anything."""
+    console = Console(stderr=True)
+    if not process.is_leader:
+        yield lambda line: None
+    elif console.is_terminal:
+        with training_bar(training, console) as observe:
+            yield observe
+    else:
+        yield _log_training(training)
+
+
+@contextmanager
+def training_bar(training: Training, console: Console) -> Iterator[Observer]:
+    epochs, rate = training.config.epochs, _StepRate(training.step)
+    fields: dict[str, Any] = {"epoch": f"0/{epochs}", "rate": "", "loss": "–", "accuracy": "–"}
+    texts = (f"{name} {{task.fields[{name}]}}" for name in ("loss", "accuracy"))
+    with _open_bar(console, "epoch {task.fields[epoch]}", "{task.fields[rate]}", *texts) as bar:
+        task = bar.add_task("", total=training.total_steps, completed=training.step, **fields)
+
+        def observe(line: dict[str, Any]) -> None:
+            if line["kind"] == "spectrum":
+                return
+            fields["epoch"] = f"{line['epoch']:.1f}/{epochs}"
+            fields["rate"] = rate.update(line["step"])
+            fields["loss"] = f"{line['train_loss']:.3f}"
+            if "accuracy" in line:
+                fields["accuracy"] = f"{line['accuracy']:.2f} %"
+            bar.update(task, completed=line["step"], **fields)
+
+        yield observe
+
+
+def _log_training(training: Training) -> Observer:
+    """Log a line for each epoch."""
+    rate = _StepRate(training.step)
+
+    def observe(line: dict[str, Any]) -> None:
+        if line["kind"] != "epoch":
+            return
+        place = f"epoch {line['epoch']}/{training.config.epochs}"
+        accuracy = f"  accuracy {line['accuracy']:.2f} %" if "accuracy" in line else ""
+        loss, speed = line["train_loss"], rate.update(line["step"])
+        _log(f"{place}  train loss {loss:.4f}{accuracy}  {speed}")
+
+    return observe
+
+
+class _StepRate:
+    """Steps per second since the last update."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._time = step, time.perf_counter()
+
+    def update(self, step: int) -> str:
+        now = time.perf_counter()
+        rate = (step - self._step) / max(now - self._time, 1e-9)
+        self._step, self._time = step, now
+        return f"{rate:.1f} steps/s"
+
+
+# ---------------------------------------------------------------------- the runs of a study
+
+
+@contextmanager
+def show_study(epochs: int, title: str = "") -> Iterator[StudyObserver]:
+    """Show the progress of many runs of so many epochs each."""
+    prefix = f"{title} " if title else ""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield StudyLog(prefix)
+        return
+    count = "{task.fields[prefix]}{task.fields[ended]}/{task.fields[all]}"
+    with _open_bar(console, count, "{task.description}") as bar:
+        yield _StudyBar(bar, epochs, prefix)
+
+
+class _StudyBar(StudyObserver):
+    """One bar for all runs; an unfinished run counts for the part that is done."""
+
+    def __init__(self, bar: Progress, epochs: int, prefix: str) -> None:
+        self._bar, self._epochs, self._ended = bar, epochs, 0
+        self._task = bar.add_task("", total=None, ended=0, all="–", prefix=prefix)
+        self._unfinished: dict[RunKey, float] = {}  # the part that is done
+        self._accuracies: dict[RunKey, str] = {}
+
+    def on_start(self, finished: int, total: int) -> None:
+        self._ended = finished
+        self._update(total=total, all=total)
+
+    def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
+        key = arm, seed
+        self._unfinished[key] = line["epoch"] / self._epochs
+        if "accuracy" in line:
+            self._accuracies[key] = f" {line['accuracy']:.2f} %"
+        place = f"epoch {math.ceil(line['epoch'])}/{self._epochs}"
+        self._update(description=f"{arm} seed {seed} {place}{self._accuracies.get(key, '')}")
+
+    def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
+        self._ended += 1
+        self._unfinished.pop((arm, seed), None)
+        self._update(description=f"{arm} seed {seed} {_format_result(result)}")
+
+    def _update(self, **fields: Any) -> None:
+        completed = self._ended + sum(self._unfinished.values())
+        self._bar.update(self._task, completed=completed, ended=self._ended, **fields)
+
+
+class StudyLog(StudyObserver):
+    """Logs a line for each run."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._ended, self._total = prefix, 0, 0
+
+    def on_start(self, finished: int, total: int) -> None:
+        self._ended, self._total = finished, total
+        if finished:
+            _log(f"{self._prefix}{finished}/{total}  finished before")
+
+    def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
+        self._ended += 1
+        count = f"{self._prefix}{self._ended}/{self._total}"
+        _log(f"{count}  {arm}  seed {seed}  {_format_result(result)}")
+
+
+def _format_result(result: FinishedRun) -> str:
+    return "diverged" if math.isnan(result.accuracy) else f"{result.accuracy:.2f} %"
+
+
+# ---------------------------------------------------------------------- products of a spectrum
+
+
+@contextmanager
+def show_products(total: int, title: str) -> Iterator[ProductObserver]:
+    """Show the progress of Lanczos runs with at most `total` products."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _log_products(title)
+        return
+    count = "{task.description} {task.completed:.0f}/{task.total:.0f} products"
+    with _open_bar(console, count, "{task.fields[ends]}") as bar:
+        task = bar.add_task(title, total=total, ends="")
+        yield lambda products, low, high: bar.update(
+            task, completed=products, ends=f"λ from {low:.4g} to {high:.4g}"
+        )
+
+
+def _log_products(title: str) -> ProductObserver:
+    """Log a line after 10, 20, 40, … products."""
+    threshold = 10
+
+    def observe(products: int, low: float, high: float) -> None:
+        nonlocal threshold
+        if products >= threshold:
+            _log(f"{title}  {products} products  λ from {low:.4g} to {high:.4g}")
+            while threshold <= products:
+                threshold *= 2
+
+    return observe

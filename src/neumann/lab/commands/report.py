@@ -1,0 +1,43 @@
+"""`neumann report`: write an HTML page with plots into the folder of a study."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from neumann.lab.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write an HTML page with plots of a run, a comparison or a sweep into its folder."""
+
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None
+    """folder of a run, a comparison or a sweep"""
+
+
+def run(config: ReportConfig) -> None:
+    if config.folder is None:
+        raise UsageError("neumann report needs the folder of a run, a comparison or a sweep")
+    print(_write(config.folder))
+
+
+def print_report(folder: Path) -> None:
+    """Print where the records are; write the report and print where it is."""
+    print(f"records: {folder}", flush=True)
+    try:
+        print(f"report: {_write(folder)}")
+    except UsageError as error:
+        print(f"neumann: no report: {error}", file=sys.stderr)
+
+
+def _write(folder: Path) -> Path:
+    try:
+        from neumann.lab.report import write_report
+    except ImportError as error:
+        raise UsageError(
+            f"`pip install neumann-optimizer[lab]` adds what the report needs ({error})"
+        ) from error
+    return write_report(folder)

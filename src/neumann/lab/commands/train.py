@@ -1,0 +1,27 @@
+"""`neumann train`: train one network, alone or as one of torchrun's processes."""
+
+from neumann.lab.commands.progress import show_training
+from neumann.lab.config import TrainConfig
+from neumann.lab.storage.folders import new_run_folder
+from neumann.lab.training.loop import Training
+from neumann.lab.training.processes import Process, gather_objects, join_processes, world_size
+
+
+def run(config: TrainConfig) -> None:
+    config = config.resolve(world_size())
+    with join_processes() as process:
+        _train(config, process)
+
+
+def _train(config: TrainConfig, process: Process) -> None:
+    """A separate function, so that the training is freed before the process group ends."""
+    training = Training(config, process)
+    # All processes write to the folder that the first one chose.
+    folder = gather_objects(config.output or new_run_folder(config.title), process)[0]
+    with show_training(training, process) as observe:
+        summary = training.run(folder, observe)
+    if process.is_leader:
+        time = f"{summary.seconds:.1f} s of training"
+        if summary.compile_seconds:
+            time += f" and {summary.compile_seconds:.1f} s of compilation"
+        print(f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps, {time}: {folder}")

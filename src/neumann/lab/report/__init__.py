@@ -1,0 +1,73 @@
+"""Pages and plots from the lab's records: `write_report(folder)` and `write_density(record)`.
+
+Records on disk, finished or not, become runs (`runs`) and a study (`study`); `training_plots` and
+`curvature_plots` say what to draw, `drawing` draws it, and `page` puts it all into one HTML file.
+"""
+
+from pathlib import Path
+
+from neumann.lab.errors import UsageError, missing_package
+from neumann.lab.report.curvature_plots import plot_density
+from neumann.lab.report.plot import Plot
+from neumann.lab.report.study import read_study
+from neumann.lab.storage.atomic_files import describe_os_error, write_atomically
+from neumann.lab.storage.reading import read_json_object
+
+__all__ = ["write_density", "write_report"]
+
+REPORT, PLOTS = "report.html", "plots"
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` of a run, a comparison or a sweep, and a PNG of every plot.
+
+    Each file is replaced as a whole, the page last, so a reader sees the old report or the new one.
+    Returns the path of the page. Raises UsageError if the folder holds nothing to report, a package
+    is missing or the folder cannot be written, and RecordsError if the records are damaged.
+    """
+    folder = Path(folder)
+    study = read_study(folder)
+    try:
+        from neumann.lab.report.drawing import draw
+        from neumann.lab.report.page import render_page
+    except ImportError as error:
+        raise _missing(error, "a report") from error
+    pngs: dict[str, bytes] = {}
+
+    def draw_svg(plot: Plot) -> str:
+        picture = draw(plot)
+        pngs[f"{plot.name}.png"] = picture.png
+        return picture.svg
+
+    page = render_page(study, draw_svg, PLOTS)
+    try:
+        (folder / PLOTS).mkdir(exist_ok=True)
+        for name, png in pngs.items():
+            write_atomically(folder / PLOTS / name, [png])
+        write_atomically(folder / REPORT, [page.encode()])
+    except OSError as error:
+        message = f"cannot write the report into {folder}: {describe_os_error(error)}"
+        raise UsageError(message) from error
+    return folder / REPORT
+
+
+def write_density(record: Path) -> Path:
+    """Draw the density in a record of `neumann spectrum` into a PNG file next to it."""
+    content = read_json_object(record)
+    if not isinstance(content.get("density"), dict):
+        raise UsageError(f"{record} holds no density: neumann spectrum --density measures one")
+    try:
+        from neumann.lab.report.drawing import draw
+    except ImportError as error:
+        raise _missing(error, "a plot") from error
+    path = record.with_suffix(".png")
+    try:
+        write_atomically(path, [draw(plot_density(content)).png])
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {describe_os_error(error)}") from error
+    return path
+
+
+def _missing(error: ImportError, wanted_by: str) -> UsageError:
+    package = (error.name or "matplotlib").partition(".")[0]
+    return missing_package(package, "lab", wanted_by)

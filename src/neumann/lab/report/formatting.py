@@ -1,0 +1,92 @@
+"""Numbers, lists and settings as text, with only the digits that carry information."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from neumann.lab.studies.statistics import Difference, Interval
+
+NONE = "–"  # shown where there is no value
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# Control characters except tab and newline, and halves of surrogate pairs.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Replace characters that no page can hold, such as those of a file name that is not text."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def format_interval(value: Interval | Difference, *, signed: bool = False) -> str:
+    """Format the mean, with half the width of its interval if there is one."""
+    if value.mean is None:
+        return NONE
+    # Adding zero turns −0 into 0.
+    text = f"{value.mean + 0.0:+.2f}" if signed else f"{value.mean:.2f}"
+    if value.low is not None and value.high is not None:
+        text += f" ± {(value.high - value.low) / 2:.2f}"
+    return text.replace("-", "−")
+
+
+def format_limits(value: Interval | Difference) -> str:
+    if value.low is None or value.high is None:
+        return ""
+    return f"{value.low:.2f} to {value.high:.2f}".replace("-", "−")
+
+
+def format_p_value(p: float | None) -> str:
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def format_seconds(value: float | None) -> str:
+    """Format a duration in seconds; from ten minutes on, also in minutes or hours."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value < 10:
+        return f"{value:.2f}"
+    if value < 600:
+        return f"{value:.1f}"
+    hours, rest = divmod(round(value), 3600)
+    longer = f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min"
+    return f"{value:,.0f} ({longer})"
+
+
+def format_value(value: float | None, spec: str) -> str:
+    return NONE if value is None or not math.isfinite(value) else format(value, spec)
+
+
+def format_count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def format_list(names: Sequence[str]) -> str:
+    """Join names into "a, b and c"."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def join_sentences(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def format_setting(value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_short(value: float) -> str:
+    """Format as 0.02, 3 or 2,000, and as a power of ten what would need many zeros."""
+    return f"{value:,g}" if value <= 0 or 1e-3 <= value < 1e6 else format_power(value)
+
+
+def format_power(value: float) -> str:
+    """Format a positive number as 10⁻³ or 2·10⁻³."""
+    exponent = math.floor(math.log10(value) + 1e-9)
+    factor = value / 10.0**exponent
+    power = f"10{str(exponent).translate(SUPERSCRIPTS)}"
+    return power if math.isclose(factor, 1, rel_tol=1e-6) else f"{factor:.3g}·{power}"

@@ -1,0 +1,206 @@
+"""The page of a report: one HTML file that needs nothing else, neither network nor scripts.
+
+Tabs are radio buttons and dark mode is a media query. The templates escape all text (autoescape),
+so text from records cannot become markup. The only markup that they do not escape is made by
+`breakable` and `highlight`, which escape their text themselves, and by `svg`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import neumann
+from neumann.lab.report import formatting, result_tables, training_plots
+from neumann.lab.report.curvature_plots import plot_curvature
+from neumann.lab.report.formatting import format_count, format_list, join_sentences
+from neumann.lab.report.palette import ARMS, PARTS, line_style
+from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
+from neumann.lab.report.runs import Run
+from neumann.lab.report.study import Study
+from neumann.lab.report.verdicts import state_verdict
+from neumann.lab.studies.results import UNCORRECTED, Comparison
+
+MAX_OPTIMIZERS = 4  # that a title names
+# How many arms, and characters of their names, a legend may have to stay in view.
+STICKY_ARMS, STICKY_CHARACTERS = 6, 120
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Plots that share a legend and a note."""
+
+    plots: Sequence[Plot]
+    arms: Sequence[tuple[str, int]]  # name and index
+    note: str = ""
+
+    @property
+    def sticky(self) -> bool:
+        """Whether the legend is small enough to stay in view."""
+        characters = sum(len(name) for name, _ in self.arms)
+        return len(self.arms) <= STICKY_ARMS and characters <= STICKY_CHARACTERS
+
+
+def render_page(study: Study, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
+    """Render the page. `draw_svg` is called once for each plot; its PNG will be in the folder."""
+    environment = Environment(
+        loader=PackageLoader("neumann.lab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"breakable": breakable, "highlight": highlight}
+    environment.globals |= {
+        "arm_colors": ARMS,
+        "part_names": PARTS,
+        "line_style": line_style,
+        "draw_svg": lambda plot: Markup(draw_svg(plot)),
+        "plots_folder": plots_folder,
+    }
+    return formatting.printable(environment.get_template("report.html").render(_gather(study)))
+
+
+def breakable(text: str) -> Markup:
+    """Escape a name and let it break after its separators."""
+    return Markup("<wbr>").join(re.findall(r"[^:,/]+[:,/]*|[:,/]+", text))
+
+
+def highlight(text: str, names: Iterable[str]) -> Markup:
+    """Escape a sentence and set the arms' names, which are not words, in bold."""
+    # The longest first: one name may start with another.
+    either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    pieces = re.split(rf"(?<!\S)({either})(?=[\s;.,]|$)", text) if either else [text]
+    bold = Markup("<b>{}</b>")
+    return Markup("").join(
+        bold.format(breakable(piece)) if index % 2 else piece for index, piece in enumerate(pieces)
+    )
+
+
+def _gather(study: Study) -> dict[str, Any]:
+    """Gather what the template shows; a section that has nothing to show is empty or None."""
+    comparison = study.comparison
+    sensitivity = training_plots.plot_sensitivity(study.sensitivities, study.search is not None)
+    recalibration = training_plots.plot_recalibration(study)
+    metrics = {axis: training_plots.plot_metrics(study, axis) for axis in AXES}
+    metrics = {axis: plots for axis, plots in metrics.items() if plots}
+    all_metrics = [plot for plots in metrics.values() for plot in plots]
+    results = None
+    if comparison is not None:
+        results = result_tables.tabulate_comparison(study, comparison)
+    elif study.search is None:
+        results = result_tables.tabulate_run(study.arms[0].runs[0])
+    return {
+        "version": neumann.__version__,
+        "name": study.name,
+        "title": _compose_title(study),
+        "subtitle": _compose_subtitle(study),
+        "arm_names": {arm.name for arm in study.arms} | {arm.arm for arm in study.sensitivities},
+        "verdict": state_verdict(study),
+        "results": results,
+        "results_note": _explain_comparison(comparison) if comparison else "",
+        "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
+        "sensitivity": sensitivity
+        and Figures([sensitivity], [(arm.arm, arm.index) for arm in study.sensitivities]),
+        "trials": result_tables.tabulate_trials(study.sensitivities),
+        "metrics": metrics,
+        "curves": _collect(study, all_metrics, _explain_curves(study, metrics)),
+        "recalibration": _collect(study, [recalibration] if recalibration else []),
+        "forces": _collect(study, training_plots.plot_forces(study)),
+        "curvature": _collect(study, plot_curvature(study)),
+        "settings": result_tables.tabulate_settings(study.arms, study.settings),
+    }
+
+
+def _collect(study: Study, plots: Sequence[Plot], note: str | None = None) -> Figures | None:
+    """Give plots a legend of the arms they show, and by default a note on bands and marks."""
+    if not plots:
+        return None
+    shown = {curve.label for plot in plots for curve in plot.curves}
+    arms = [(arm.name, arm.index) for arm in study.arms if arm.name in shown]
+    return Figures(plots, arms, explain_marks(plots) if note is None else note)
+
+
+def _compose_title(study: Study) -> str:
+    names = [arm.arm for arm in study.sensitivities] if study.search else []
+    names = names or [arm.name for arm in study.arms]
+    optimizers = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    few = 0 < len(optimizers) <= MAX_OPTIMIZERS
+    title = format_list(optimizers) if few else f"{len(names)} arms"
+    if study.search is not None:
+        title = f"Learning rates of {title}"
+    data = study.settings.get("data")
+    return f"{title} on {formatting.format_setting(data)}" if data else title
+
+
+def _compose_subtitle(study: Study) -> list[str]:
+    """Return a line about the settings and, if a run has started, one about its environment."""
+    known = study.settings
+    parts = [
+        formatting.format_setting(known["model"]) if known.get("model") else "",
+        format_count(known["epochs"], "epoch") if isinstance(known.get("epochs"), int) else "",
+        f"batch {known['batch_size']}" if known.get("batch_size") else "",
+        f"{known['sched']} schedule" if known.get("sched") else "",
+    ]
+    if study.comparison is not None:
+        parts.append(format_count(study.comparison.seeds, "seed"))
+    elif study.search is None:
+        lr = known.get("lr")
+        parts.append(f"lr {lr:g}" if isinstance(lr, float) else "")
+        parts.append(f"seed {study.arms[0].runs[0].seed}")
+    parts.append("a tenth of the training set held out" if known.get("held_out") else "")
+    environments = [_describe_environment(run) for arm in study.arms for run in arm.runs]
+    return [" · ".join(filter(None, parts)), *environments[:1]]
+
+
+def _describe_environment(run: Run) -> str:
+    known = result_tables.flatten(run.environment)
+    torch, ours, commit = map(known.get, ("versions.torch", "versions.neumann", "git.commit"))
+    parts = [
+        known.get("hardware.gpu.name") or known.get("hardware.cpu"),
+        torch and f"torch {torch}",
+        ours and f"neumann {ours}",
+        commit and f"commit {str(commit)[:10]}",
+        known.get("git.dirty") is True and "with changes",
+    ]
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _explain_comparison(comparison: Comparison) -> str:
+    sentences = ["Intervals of means are Student’s."]
+    if len(comparison.rows) > 1:
+        sentences.append(
+            "Differences are paired by seed, which gives both arms the same initial weights and "
+            "data order; a positive one means that the first arm is ahead."
+        )
+    if comparison.p_values > 1:
+        sentences.append(f"The {UNCORRECTED}.")
+    if comparison.target is not None:
+        sentences.append("Steps and epochs to the target are means over the seeds that reached it.")
+    return join_sentences(*sentences, "Diverged runs are counted and left out of the means.")
+
+
+def _explain_curves(study: Study, metrics: Mapping[Axis, Sequence[Plot]]) -> str:
+    """Say how to read the curves, and what they leave out."""
+    first = next(iter(metrics.values()), [])
+    sentences = [explain_marks(first)]
+    waiting = sum(
+        run.summary is None for arm in study.arms for run in arm.runs if run not in arm.averaged
+    )
+    if waiting:
+        verb = "is" if waiting == 1 else "are"
+        runs = format_count(waiting, "unfinished run")
+        sentences.append(f"{runs} {verb} left out of the curves.")
+    silent = [
+        arm.name
+        for arm in study.arms
+        if arm.diverged and not arm.averaged and not any(run.last_step for run in arm.diverged)
+    ]
+    if silent:
+        sentences.append(f"No curve: {format_list(silent)} diverged before anything was recorded.")
+    if "seconds" in metrics and any(len(arm.averaged) > 1 for arm in study.arms):
+        sentences.append("Against seconds, a step lies at the mean of its seeds’ times.")
+    return join_sentences(*sentences)

@@ -1,0 +1,222 @@
+"""The tables of a page as plain data: results, single seeds, learning rates and settings."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from neumann.lab.report import formatting
+from neumann.lab.report.formatting import NONE, format_interval, format_setting, format_value
+from neumann.lab.report.runs import ArmRuns, Run, finite_values, to_number
+from neumann.lab.report.study import Sensitivity, Study
+from neumann.lab.studies.results import ArmResult, Comparison, FinishedRun
+from neumann.lab.studies.statistics import mean_interval
+
+PER_RUN = ("seed",)  # settings that differ between the runs of an arm on purpose
+MAX_NAME = 12  # characters of an arm's name in a column title
+RUN_ROWS = (  # heading, key in the summary, format
+    ("accuracy, %", "accuracy", ".2f"),
+    ("accuracy with BatchNorm recalibrated, %", "accuracy_recalibrated", ".2f"),
+    ("loss, nats", "loss", ".4g"),
+    ("training loss of the last epoch, nats", "train_loss", ".4g"),
+    ("steps", "steps", ",.0f"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell with an optional second line in small print."""
+
+    text: str
+    note: str = ""
+    style: Literal["", "bad", "bad-note", "different"] = ""
+    arm: int | None = None  # show the line of the arm with this index
+
+
+@dataclass(frozen=True)
+class Table:
+    label: str  # for screen readers, and the title of a folded table
+    titles: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    word_columns: int = 1  # from the left; the others hold numbers
+
+
+@dataclass(frozen=True)
+class Settings:
+    differences: Table | None  # between the arms
+    shared: Table
+    environment: Table | None
+    warning: str  # about runs in different environments; empty: there are none
+
+
+def _cells(*texts: str) -> list[Cell]:
+    return [Cell(text) for text in texts]
+
+
+def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
+    """Tabulate each arm's mean, interval, paired difference to the first arm, and cost."""
+    first, target = comparison.rows[0].arm, comparison.target
+    several = len(comparison.rows) > 1
+    recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
+    titles = [Cell("arm"), Cell("runs"), Cell("accuracy, %", "mean, 95 % CI")]
+    if any(recalibrated):
+        titles.append(Cell("recalibrated, %", "BatchNorm"))
+    if several:
+        name = first if len(first) <= MAX_NAME else "first arm"
+        titles += [Cell(f"{name} ahead by", "points, paired, 95 % CI"), Cell("p")]
+    if target is not None:
+        titles += [Cell(f"steps to {target:g} %", "mean"), Cell("epochs")]
+    titles.append(Cell("seconds", "mean of training"))
+    rows = []
+    for arm, row, accuracies in zip(study.arms, comparison.rows, recalibrated, strict=True):
+        cells = [Cell(row.arm, arm=arm.index), _count_runs(row, comparison), _accuracy(row)]
+        if any(recalibrated):
+            cells.append(Cell(format_interval(mean_interval(accuracies))))
+        if several:
+            cells += _difference(row)
+        if target is not None:
+            cells += _to_target(list(row.runs.values()))
+        rows.append([*cells, Cell(formatting.format_seconds(row.seconds))])
+    return Table("Comparison of the arms", titles, rows)
+
+
+def _count_runs(row: ArmResult, comparison: Comparison) -> Cell:
+    done, seeds, diverged = len(row.runs), comparison.seeds, row.accuracy.diverged
+    count = f"{done} of {seeds}" if done < seeds else f"{done}"
+    return Cell(count, f"{diverged} diverged" if diverged else "", "bad-note")
+
+
+def _accuracy(row: ArmResult) -> Cell:
+    if row.accuracy.mean is None and row.accuracy.diverged:
+        return Cell("diverged", style="bad")
+    return Cell(format_interval(row.accuracy), formatting.format_limits(row.accuracy))
+
+
+def _difference(row: ArmResult) -> list[Cell]:
+    found = row.difference
+    if found is None:
+        return _cells("", "")
+    difference = Cell(format_interval(found, signed=True), formatting.format_limits(found))
+    return [difference, Cell(formatting.format_p_value(found.p))]
+
+
+def _to_target(runs: Sequence[FinishedRun]) -> list[Cell]:
+    """Return mean steps and epochs to the target over the seeds that reached it."""
+    steps = [run.steps_to_target for run in runs if run.steps_to_target is not None]
+    if not steps:
+        return _cells("never" if runs else NONE, NONE)
+    epochs = [run.epochs_to_target for run in runs if run.epochs_to_target is not None]
+    missed = len(runs) - len(steps)
+    return [
+        Cell(f"{sum(steps) / len(steps):,.0f}", f"{missed} never" if missed else "", "bad-note"),
+        Cell(f"{sum(epochs) / len(epochs):.1f}" if epochs else NONE),
+    ]
+
+
+def _recalibrated_accuracies(arm: ArmRuns) -> list[float]:
+    found = [(run.summary or {}).get("accuracy_recalibrated") for run in arm.runs]
+    return finite_values(map(to_number, found))
+
+
+def tabulate_seeds(comparison: Comparison) -> Table:
+    def cell(run: FinishedRun | None) -> Cell:
+        if run is not None and not math.isfinite(run.accuracy):
+            return Cell("diverged", style="bad")
+        return Cell(format_value(None if run is None else run.accuracy, ".2f"))
+
+    seeds = range(comparison.seeds)
+    titles = _cells("arm", *(f"seed {seed}" for seed in seeds))
+    rows = [
+        [Cell(row.arm), *(cell(row.runs.get(seed)) for seed in seeds)] for row in comparison.rows
+    ]
+    return Table("Accuracy of each seed, %", titles, rows)
+
+
+def tabulate_trials(sensitivities: Sequence[Sensitivity]) -> Table:
+    rows = []
+    for arm in sensitivities:
+        for trial in arm.trials:
+            values = trial.accuracies
+            notes = [
+                "chosen" if arm.chosen is not None and trial is arm.best else "",
+                f"{trial.diverged} diverged" if trial.diverged else "",
+                f"{trial.missing} unfinished" if trial.missing else "",
+            ]
+            spread = f"{min(values):.2f} to {max(values):.2f}" if len(values) > 1 else NONE
+            mean, note = format_value(trial.mean, ".2f"), ", ".join(filter(None, notes))
+            name = Cell(arm.arm, arm=arm.index)
+            rows.append([name, *_cells(f"{trial.lr:g}", mean, spread, note)])
+    titles = _cells("arm", "lr", "mean", "lowest to highest", "")
+    return Table("Accuracy at each learning rate, %", titles, rows)
+
+
+def tabulate_run(run: Run) -> Table | None:
+    """Tabulate the result of one run; None before it has one."""
+    if run.summary is None or run.diverged is not None:
+        return None
+    found = {key: to_number(value) for key, value in run.summary.items()}
+    rows = [(label, format_value(found.get(key), spec)) for label, key, spec in RUN_ROWS] + [
+        ("seconds of training", formatting.format_seconds(found.get("seconds"))),
+        ("seconds of compiling", formatting.format_seconds(found.get("compile_seconds") or None)),
+    ]
+    return Table("Result", _cells("", "result"), [_cells(*row) for row in rows if row[1] != NONE])
+
+
+def tabulate_settings(arms: Sequence[ArmRuns], fallback: Mapping[str, Any]) -> Settings:
+    """Tabulate config and environment of the runs; without runs, the settings in `fallback`."""
+    runs = [run for arm in arms for run in arm.runs]
+    configs = {arm.name: _merge([run.config for run in arm.runs]) for arm in arms if arm.runs}
+    differing = [key for key in _differing_keys(configs.values()) if key not in PER_RUN]
+    several = len(configs) > 1
+    shared = _merge([run.config for run in runs] or [fallback])
+    shared = {key: value for key, value in shared.items() if key not in differing}
+    environments = [flatten(run.environment) for run in runs]
+    mixed = _differing_keys(environments)
+    which = f"{formatting.format_list(mixed)} {'differs' if len(mixed) == 1 else 'differ'}"
+    return Settings(
+        _tabulate_differences(configs, differing) if several and differing else None,
+        _tabulate_pairs("Settings that all arms share" if several else "Settings", shared),
+        _tabulate_pairs("Environment", _merge(environments)) if environments else None,
+        f"Not all runs had the same environment: {which}." if mixed else "",
+    )
+
+
+def _tabulate_differences(configs: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Table:
+    """Tabulate one arm per row; values that differ from the first arm's stand out."""
+    first = next(iter(configs.values()))
+
+    def cell(config: Mapping[str, str], key: str) -> Cell:
+        value = config.get(key, NONE)
+        return Cell(value, style="" if value == first.get(key, NONE) else "different")
+
+    rows = [[Cell(name), *(cell(config, key) for key in keys)] for name, config in configs.items()]
+    return Table("Where the arms differ", _cells("arm", *keys), rows, len(keys) + 1)
+
+
+def _tabulate_pairs(label: str, values: Mapping[str, str]) -> Table:
+    return Table(label, _cells("setting", "value"), [_cells(*pair) for pair in values.items()], 2)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their path, such as "hardware.cpu"."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _merge(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return each setting as text, with all its values where they differ."""
+    flat = [flatten(config) for config in configs]
+    return {
+        key: ", ".join(dict.fromkeys(format_setting(config.get(key)) for config in flat))
+        for key in dict.fromkeys(key for config in flat for key in config)
+    }
+
+
+def _differing_keys(configs: Collection[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({format_setting(c.get(key)) for c in configs}) > 1]

@@ -1,0 +1,231 @@
+"""What a folder holds: a run, a comparison or a sweep. Each can be read while it is underway.
+
+A sweep consists of
+
+    sweep.json     the grid of learning rates by arm, the winners (null while searching), the seeds
+    search/        a comparison on held-out data: every arm at every learning rate of its grid
+    final/         the comparison of the winners on the test set, once they are known
+
+A comparison whose arms differ only in lr also shows their sensitivity to it. Any other folder is a
+UsageError, and so is a file that this version cannot read.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from neumann.lab.arms import Arm
+from neumann.lab.errors import UsageError
+from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
+from neumann.lab.storage.reading import CONFIG, read_json_object
+from neumann.lab.studies import study_files
+from neumann.lab.studies.results import Comparison, describe_warmup_only, read_comparison
+from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate of an arm."""
+
+    lr: float
+    accuracies: tuple[float, ...]  # %, of the seeds that finished with one
+    diverged: int  # seeds
+    missing: int  # seeds that have not finished
+
+    @property
+    def mean(self) -> float | None:
+        return math.fsum(self.accuracies) / len(self.accuracies) if self.accuracies else None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    arm: str  # without lr
+    index: int  # among the arms; it determines the color
+    trials: tuple[Trial, ...]  # by ascending lr
+    chosen: float | None = None  # the learning rate that a sweep chose
+
+    @property
+    def best(self) -> Trial | None:
+        """The chosen trial, else the one with the highest mean among those without divergence."""
+        if (chosen := self.chosen) is not None:
+            return next((t for t in self.trials if math.isclose(t.lr, chosen)), None)
+        stable = [trial for trial in self.trials if trial.mean is not None and not trial.diverged]
+        return max(stable, key=lambda trial: trial.mean or 0.0, default=None)
+
+    def warning(self) -> str | None:
+        """Return a sentence if everything diverged or the best learning rate is not bracketed."""
+        best, rates = self.best, [trial.lr for trial in self.trials]
+        if best is None:
+            waiting = any(trial.missing for trial in self.trials)
+            diverged = any(trial.diverged for trial in self.trials) and not waiting
+            return f"{self.arm} diverged at every learning rate tried." if diverged else None
+        if len(rates) < 2 or best.lr not in (rates[0], rates[-1]):
+            return None
+        end, side = ("lowest", "lower") if best.lr == rates[0] else ("highest", "higher")
+        return (
+            f"The best learning rate of {self.arm}, {best.lr:g}, is the {end} tried: it is not "
+            f"bracketed, and a {side} one may be better."
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """How far a sweep has got."""
+
+    winners: dict[str, float] | None  # lr by arm; None while searching
+    missing: int  # runs of the search that have not finished
+    runs: int  # planned for the search
+    final_missing: int  # runs of the final comparison that have not finished
+    final_runs: int  # planned for it
+    warmups: tuple[str, ...] = ()  # sentences about arms that never left their warm-up
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything a report is made from."""
+
+    name: str  # of the folder
+    arms: tuple[ArmRuns, ...]  # whose curves are drawn
+    comparison: Comparison | None  # None for a run, and for a sweep before its final comparison
+    settings: dict[str, Any]  # of the first run
+    sensitivities: tuple[Sensitivity, ...] = ()
+    search: Search | None = None  # of a sweep
+
+    @property
+    def target(self) -> float | None:
+        """The accuracy in % whose first time was recorded."""
+        if self.comparison is not None:
+            return self.comparison.target
+        target = self.settings.get("target")
+        return target if isinstance(target, int | float) else None
+
+
+def read_study(folder: Path) -> Study:
+    folder = Path(folder)
+    name = folder.resolve().name
+    if (folder / SWEEP).is_file():
+        return _read_sweep(folder, name)
+    if is_comparison(folder):
+        comparison, settings = _read_comparison(folder)
+        sensitivities = _collect_sensitivities(comparison, settings.get("lr"))
+        arms = _read_arms(folder, comparison)
+        return Study(name, arms, comparison, _first_config(arms) or settings, sensitivities)
+    if is_run(folder):
+        run = read_run(folder)
+        arm = ArmRuns(str(run.config.get("opt", "run")), 0, (run,))
+        return Study(name, (arm,), None, run.config)
+    raise UsageError(
+        f"{folder} holds nothing to report: a run has a {CONFIG}, a comparison a {COMPARISON}, "
+        f"a sweep a {SWEEP}"
+    )
+
+
+def _read_sweep(folder: Path, name: str) -> Study:
+    path = folder / SWEEP
+    content = read_json_object(path)
+    grid, winners = content.get("grid"), content.get("winners")
+    known = content.get("format") == study_files.SWEEP_FORMAT
+    if not (known and isinstance(grid, dict) and isinstance(winners, dict | None)):
+        raise UsageError(f"{path} is not a sweep that this version can read")
+    chosen = None
+    if winners is not None:
+        chosen = {_without_lr(arm): to_number(lr) for arm, lr in winners.items()}
+    order = {_without_lr(arm): index for index, arm in enumerate(grid)}
+    runs = content.get("search_seeds", 0) * sum(len(rates) for rates in grid.values())
+    final_runs = content.get("seeds", 0) * len(grid if chosen is None else chosen)
+    search = Search(chosen, runs, runs, final_runs, final_runs)
+    study = Study(name, (), None, {}, (), search)
+    if is_comparison(folder / SEARCH):
+        searched, settings = _read_comparison(folder / SEARCH)
+        found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
+        sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
+        stuck = {
+            _without_lr(row.arm): row.warmup_only_steps
+            for row in searched.rows
+            if row.warmup_only_steps is not None
+        }
+        warmups = tuple(describe_warmup_only(arm, steps) for arm, steps in stuck.items())
+        runs, missing = searched.seeds * len(searched.rows), searched.missing
+        search = replace(search, runs=runs, missing=missing, warmups=warmups)
+        study = replace(study, settings=settings, sensitivities=sensitivities, search=search)
+    if is_comparison(folder / FINAL):
+        final, settings = _read_comparison(folder / FINAL)
+        arms = tuple(
+            replace(arm, index=order.get(_without_lr(arm.name), arm.index))
+            for arm in _read_arms(folder / FINAL, final)
+        )
+        planned = final.seeds * len(final.rows)
+        search = replace(search, final_missing=final.missing, final_runs=planned)
+        settings = _first_config(arms) or settings
+        study = replace(study, arms=arms, comparison=final, settings=settings, search=search)
+    return study
+
+
+def _read_comparison(folder: Path) -> tuple[Comparison, dict[str, Any]]:
+    """Read a comparison and the settings that its runs share."""
+    path = folder / COMPARISON
+    content = read_json_object(path)
+    arms, seeds, target = (content.get(key) for key in ("arms", "seeds", "target"))
+    named = isinstance(arms, list) and arms and all(isinstance(arm, str) for arm in arms)
+    reachable = target is None or to_number(target) == target
+    if not (named and reachable and isinstance(seeds, int)):
+        raise UsageError(f"{path} is not a comparison that this version can read")
+    settings = content.get("settings")
+    return read_comparison(folder), settings if isinstance(settings, dict) else {}
+
+
+def _read_arms(folder: Path, comparison: Comparison) -> tuple[ArmRuns, ...]:
+    arms = []
+    for index, row in enumerate(comparison.rows):
+        seeds = range(comparison.seeds)
+        folders = [study_files.run_folder(folder, row.arm, seed) for seed in seeds]
+        runs = tuple(read_run(each) for each in folders if is_run(each))
+        arms.append(ArmRuns(row.arm, index, runs))
+    return tuple(arms)
+
+
+def _first_config(arms: tuple[ArmRuns, ...]) -> dict[str, Any]:
+    return next((run.config for arm in arms for run in arm.runs), {})
+
+
+def _collect_sensitivities(
+    comparison: Comparison,
+    default_lr: float | None,
+    chosen: Mapping[str, float] | None = None,
+    min_rates: int = 2,
+) -> tuple[Sensitivity, ...]:
+    """Group the arms by everything but lr; keep groups with enough learning rates.
+
+    Arms that name no lr have `default_lr`; None is each optimizer's own. `chosen` has the chosen
+    learning rates by the arms' names without lr.
+    """
+    trials: dict[str, list[Trial]] = {}
+    indices: dict[str, int] = {}
+    for index, row in enumerate(comparison.rows):
+        try:
+            lr = Arm.parse(row.arm).lr(default_lr)
+        except (UsageError, TypeError, ValueError):
+            continue  # not an arm this version knows
+        name = _without_lr(row.arm)
+        done, accuracies = len(row.runs), finite_values(run.accuracy for run in row.runs.values())
+        missing, diverged = comparison.seeds - done, done - len(accuracies)
+        trial = Trial(lr, tuple(accuracies), diverged, missing)
+        trials.setdefault(name, []).append(trial)
+        indices.setdefault(name, index)
+    found = []
+    for name, group in trials.items():
+        if len({trial.lr for trial in group}) >= min_rates:
+            ascending = tuple(sorted(group, key=lambda trial: trial.lr))
+            found.append(Sensitivity(name, indices[name], ascending, (chosen or {}).get(name)))
+    return tuple(found)
+
+
+def _without_lr(text: str) -> str:
+    """Return an arm's name without its lr, which in a sweep may be a range."""
+    try:
+        arm = Arm.parse(text)
+    except UsageError:
+        return text
+    return str(Arm(arm.name, tuple(pair for pair in arm.options if pair[0] != "lr")))

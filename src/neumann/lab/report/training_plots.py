@@ -1,0 +1,214 @@
+"""Plots of training: accuracy, loss and learning rate, Neumann's distance and forces, BatchNorm
+recalibration, and sensitivity to the learning rate. A plot without a curve is left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from neumann.lab.report.formatting import format_short, join_sentences
+from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, make_curves
+from neumann.lab.report.runs import Reader, Run, Series, finite_values, to_number
+from neumann.lab.report.study import Sensitivity, Study
+
+LOG_RATIO = 20  # a loss that falls by more than this factor gets a log axis
+FORCES = {"repulsive force": "repulsive_force", "attractive force": "cubic_force"}
+
+
+def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
+    """Plot accuracy and loss on the evaluated data, the training loss and the learning rate."""
+
+    def make_plot(name: str, title: str, label: str, kind: str, key: str) -> Plot:
+        read = partial(Run.series, kind=kind, name=key)
+        curves = tuple(curve for arm in study.arms for curve in make_curves(arm, axis, read))
+        return Plot(f"{name}-{axis}", title, label, curves)
+
+    on = "on held-out data" if study.settings.get("held_out") else "on the test set"
+    accuracy = make_plot("accuracy", f"Accuracy {on}", "accuracy, %", "epoch", "accuracy")
+    loss = make_plot("loss", f"Loss {on}", "loss, nats", "epoch", "loss")
+    train_loss = make_plot("train-loss", "Training loss", "loss, nats", "step", "train_loss")
+    rate = make_plot("learning-rate", "Learning rate", "learning rate", "step", "lr")
+    note = "Each point is the mean over the steps since the previous one."
+    plots = [
+        replace(_focus_on_the_end(accuracy), target=study.target),
+        _use_log_axis(loss),
+        replace(_use_log_axis(train_loss), caption=note),
+        _separate_rates(rate),
+    ]
+    return [annotate(plot, study.arms, axis) for plot in plots if plot.curves]
+
+
+def plot_recalibration(study: Study) -> Plot | None:
+    """Plot accuracy with the running BatchNorm statistics and with recalibrated ones."""
+    curves: list[Curve] = []
+    for arm in study.arms:
+        read = partial(Run.series, kind="epoch", name="accuracy_recalibrated")
+        if recalibrated := average_runs(arm, "epochs", read, "recalibrated"):
+            read = partial(Run.series, kind="epoch", name="accuracy")
+            curves += average_runs(arm, "epochs", read, "plain") + recalibrated
+    if not curves:
+        return None
+    plot = Plot(
+        "recalibrated",
+        "Accuracy with BatchNorm recalibrated",
+        "accuracy, %",
+        tuple(curves),
+        "Solid: with the statistics gathered during training. Dashed: gathered again at the "
+        "evaluated weights.",
+    )
+    return annotate(_focus_on_the_end(plot), study.arms, "epochs")
+
+
+def plot_forces(study: Study) -> list[Plot]:
+    """Plot what moves Neumann besides the gradient: r = ‖w − v‖ and the two forces."""
+    distance = [curve for arm in study.arms for curve in make_curves(arm, "epochs", _read_distance)]
+    forces = [
+        curve
+        for arm in study.arms
+        for part, name in FORCES.items()
+        for curve in average_runs(arm, "epochs", _force_reader(name), part)
+    ]
+    of_distance = "During the warm-up the average stays at the initial weights."
+    of_forces = (
+        "Solid: repulsion β·r/R³. Dashed: attraction α·r². Both are shown as they would be at the "
+        "current distance; they act between resets, not during the warm-up."
+    )
+    title = "Distance from the average, r = ‖w − v‖"
+    plots = [
+        Plot("distance", title, "r", _keep_positive(distance), of_distance, log_y=True),
+        Plot(
+            "forces",
+            "Repulsion and attraction",
+            "force",
+            _keep_positive(forces),
+            of_forces,
+            log_y=True,
+        ),
+    ]
+    return [annotate(plot, study.arms, "epochs") for plot in plots if plot.curves]
+
+
+def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Plot | None:
+    """Plot accuracy against the learning rate, with the chosen rates and those that diverged."""
+    curves, points = [], []
+    for arm in sensitivities:
+        ends = [
+            (trial.lr, trial.mean, min(trial.accuracies), max(trial.accuracies))
+            for trial in arm.trials
+            if trial.mean is not None
+        ]
+        if ends:
+            curves.append(Curve(arm.arm, arm.index, "mean", *zip(*ends, strict=True)))
+        failed = [trial.lr for trial in arm.trials if trial.diverged]
+        points += [Point(arm.arm, arm.index, "diverged", lr, None) for lr in failed]
+        best = arm.best
+        if arm.chosen is not None and best is not None and best.mean is not None:
+            points.append(Point(arm.arm, arm.index, "chosen", best.lr, best.mean))
+    if not curves and not points:
+        return None
+    bottom, note = _focus_on_the_best(sensitivities)
+    seeds = "Each point is the mean over the seeds; each bar spans the lowest to the highest seed."
+    meanings = {
+        "chosen": "Circled: the chosen learning rate.",
+        "diverged": "×\u00a0at the bottom: a run diverged at that learning rate.",
+    }
+    parts = {point.part for point in points}
+    rates = {trial.lr for arm in sensitivities for trial in arm.trials}
+    return Plot(
+        "lr-sensitivity",
+        "Sensitivity to the learning rate",
+        f"accuracy on {'held-out data' if held_out else 'the test set'}, %",
+        tuple(curves),
+        join_sentences(
+            seeds if any(curve.has_band for curve in curves) else "",
+            *(meaning for part, meaning in meanings.items() if part in parts),
+            note,
+        ),
+        "learning rate",
+        points=tuple(points),
+        log_x=min(rates) > 0,
+        from_zero=False,
+        ticks=tuple(sorted(rates)),
+        separate=True,
+        bottom=bottom,
+    )
+
+
+def _read_distance(run: Run) -> Series:
+    return {step: to_number(report.get("distance")) for step, report in run.reports}
+
+
+def _force_reader(name: str) -> Reader:
+    """Return a function that reads a force of the first parameter group that has one."""
+
+    def read(run: Run) -> Series:
+        series = {}
+        for step, report in run.reports:
+            if isinstance(groups := report.get("groups"), list):
+                force = next((group[name] for group in groups if name in group), None)
+                series[step] = to_number(force)
+        return series
+
+    return read
+
+
+def _keep_positive(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Replace values that a log axis cannot show by gaps; drop curves that have no others."""
+
+    def cut(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(value if value > 0 else math.nan for value in values)
+
+    positive = [replace(c, y=cut(c.y), low=cut(c.low), high=cut(c.high)) for c in curves]
+    return tuple(curve for curve in positive if not curve.is_empty)
+
+
+def _focus_on_the_end(plot: Plot) -> Plot:
+    """Start the accuracy axis where the last three quarters of the runs can be read."""
+    healthy = [curve for curve in plot.curves if curve.part != "diverged"]
+    end = max((x for curve in healthy for x in finite_values(curve.x)), default=0.0)
+    lows = [pair for curve in healthy for pair in zip(curve.x, curve.low, strict=True)]
+    late = finite_values(low for x, low in lows if x > 0.25 * end)
+    bottom, note = _choose_bottom(finite_values(low for _, low in lows), late)
+    return replace(plot, bottom=bottom, caption=join_sentences(plot.caption, note))
+
+
+def _focus_on_the_best(sensitivities: Sequence[Sensitivity]) -> tuple[float | None, str]:
+    means = [[t.mean for t in arm.trials if t.mean is not None] for arm in sensitivities]
+    worst = min((max(of_arm, default=0.0) for of_arm in means), default=0.0)
+    # A trial with ten times the error of the worst arm at its best is not worth its space.
+    floor = 100 - 10 * (100 - worst)
+    lows = [min(t.accuracies) for arm in sensitivities for t in arm.trials if t.accuracies]
+    return _choose_bottom(lows, [low for low in lows if low >= floor])
+
+
+def _use_log_axis(plot: Plot) -> Plot:
+    """Use a log axis if the values are positive and far apart."""
+    values = [value for curve in plot.curves for value in finite_values(curve.low)]
+    far_apart = values and min(values) > 0 and max(values) > LOG_RATIO * min(values)
+    return replace(plot, log_y=True) if far_apart else plot
+
+
+def _separate_rates(plot: Plot) -> Plot:
+    """Use a log axis if the arms' learning rates are far apart."""
+    peaks = [max(finite_values(curve.y), default=0.0) for curve in plot.curves]
+    peaks = [peak for peak in peaks if peak > 0]
+    if len(peaks) < 2 or max(peaks) <= 5 * min(peaks):
+        return plot
+    bottom = 10.0 ** math.floor(math.log10(min(peaks) / 20))
+    below = any(value < bottom for curve in plot.curves for value in finite_values(curve.y))
+    note = f"Values below {format_short(bottom)} are not shown." if below else ""
+    return replace(plot, log_y=True, bottom=bottom, caption=note)
+
+
+def _choose_bottom(values: Sequence[float], wanted: Sequence[float]) -> tuple[float | None, str]:
+    """Choose where an accuracy axis starts so that the wanted values can be told apart.
+
+    Returns the start, None if all values fit well, and a sentence for the caption.
+    """
+    if not wanted or max(values) == min(wanted):
+        return None, ""
+    bottom = min(wanted) - 0.06 * (max(values) - min(wanted))
+    if min(values) >= bottom - (max(values) - bottom):
+        return None, ""
+    return bottom, f"The axis starts at {bottom:.3g} %; lower values are not shown."

@@ -1,0 +1,114 @@
+"""What came out, in sentences: the first thing a page says.
+
+A sentence never hides what is missing: unfinished runs are counted before anything is said
+about the others, and a divergence is called one.
+"""
+
+from dataclasses import dataclass
+
+from neumann.lab.report import formatting
+from neumann.lab.report.formatting import format_count, format_interval, format_list
+from neumann.lab.report.runs import ArmRuns, to_number
+from neumann.lab.report.study import Search, Study
+from neumann.lab.studies.results import Comparison, count_warmup_only_steps, describe_warmup_only
+
+
+@dataclass(frozen=True)
+class Verdict:
+    findings: tuple[str, ...]
+    warnings: tuple[str, ...]  # what is unfinished, or limits the findings
+
+
+def state_verdict(study: Study) -> Verdict:
+    """State the verdict on a run, a comparison or a sweep."""
+    comparison, search = study.comparison, study.search
+    if comparison is None and search is None:
+        return _judge_run(study.arms[0])
+    findings: list[str] = []
+    warnings: list[str] = []
+    if search is not None:
+        if search.winners:
+            chosen = format_list([f"{lr:g} for {arm}" for arm, lr in search.winners.items()])
+            findings.append(f"Learning rates chosen on held-out data: {chosen}.")
+        warnings += _describe_progress(search)
+        warnings += [f"{text} in the search." for text in search.warmups]
+    elif comparison is not None and comparison.missing:
+        planned = format_count(comparison.seeds * len(comparison.rows), "run")
+        verb = "has" if comparison.missing == 1 else "have"
+        warnings.append(
+            f"Unfinished: {comparison.missing} of {planned} {verb} not finished. "
+            "What follows is about the others."
+        )
+    warnings += [text for arm in study.sensitivities if (text := arm.warning()) is not None]
+    if comparison is not None:
+        findings += _judge_comparison(comparison)
+        warnings += map(_to_sentence, comparison.limits())
+    return Verdict(tuple(findings), tuple(warnings))
+
+
+def _judge_comparison(comparison: Comparison) -> list[str]:
+    if not any(row.runs for row in comparison.rows):
+        return []
+    if len(comparison.rows) > 1:
+        return [_to_sentence(text) for text in comparison.verdicts()]
+    (row,) = comparison.rows
+    accuracy, diverged = format_interval(row.accuracy), row.accuracy.diverged
+    if row.accuracy.mean is None:
+        return [f"{row.arm} diverged in every run that has finished."]
+    failed = f"; {format_count(diverged, 'run')} diverged" if diverged else ""
+    return [f"{row.arm} reaches {accuracy} % accuracy (n = {row.accuracy.n}){failed}."]
+
+
+def _judge_run(arm: ArmRuns) -> Verdict:
+    run = arm.runs[0]
+    diverged, summary = run.diverged, run.summary
+    if diverged is not None:
+        kept = diverged.get("checkpoint")
+        where = f"The last good checkpoint is {kept}." if kept else "There is no checkpoint."
+        step, lr = diverged.get("step"), to_number(diverged.get("lr"))
+        failure = f"Diverged: the loss was not finite in step {step} at lr {lr:g}. {where}"
+        return Verdict((), (failure,))
+    if summary is None:
+        epochs = sum(line.get("kind") == "epoch" for line in run.lines)
+        verb = "is" if run.last_step == 1 else "are"
+        steps = f"{format_count(run.last_step, 'step')} {verb} recorded"
+        planned = run.config.get("epochs")
+        return Verdict((), (f"Unfinished: {epochs} of {planned} epochs are done; {steps}.",))
+    accuracy = formatting.format_value(to_number(summary.get("accuracy")), ".2f")
+    steps = format_count(int(to_number(summary.get("steps", 0)) or 0), "step")
+    seconds = formatting.format_seconds(to_number(summary.get("seconds")))
+    findings = [f"{accuracy} % accuracy after {steps}, in {seconds} s of training."]
+    target = run.config.get("target")
+    if isinstance(target, int | float):
+        reached = summary.get("steps_to_target")
+        epochs_taken = to_number(summary.get("epochs_to_target"))
+        when = "never reached."
+        if reached is not None:
+            when = f"reached after {reached:,} steps ({epochs_taken:.1f} epochs)."
+        findings.append(f"{target:g} % was {when}")
+    warmup = count_warmup_only_steps(run.lines)
+    warnings = () if warmup is None else (_to_sentence(describe_warmup_only(arm.name, warmup)),)
+    return Verdict(tuple(findings), warnings)
+
+
+def _describe_progress(search: Search) -> list[str]:
+    """Say what is unfinished, if anything is."""
+    if search.winners is not None:
+        runs = format_count(search.final_runs, "run")
+        unfinished = (
+            f"Unfinished: {search.final_missing} of {runs} of the chosen learning rates on the "
+            "test set have not finished."
+        )
+        return [unfinished] if search.final_missing else []
+    if not search.missing:
+        return ["Every run of the search has finished; no learning rate is chosen yet."]
+    return [
+        f"Unfinished: {search.missing} of {format_count(search.runs, 'run')} of the search have "
+        "not finished, so no learning rate is chosen and nothing is tested yet."
+    ]
+
+
+def _to_sentence(text: str) -> str:
+    """End with a full stop. Arm names keep their case, so only our own words are capitalized."""
+    text = text if text.endswith(".") else f"{text}."
+    return text[0].upper() + text[1:] if text.startswith("no difference") else text

@@ -1,0 +1,216 @@
+"""Run a sweep: choose a learning rate for each optimizer on held-out data, then compare them.
+
+The search trains every arm at equally many learning rates on nine tenths of the training set and
+evaluates on the held-out tenth. The final comparison trains the winners on the whole training set
+and evaluates on the test set, which the search never sees. An interrupted sweep continues where it
+stopped. Unusable settings and folders are a UsageError.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neumann.lab.arms import Arm
+from neumann.lab.config import BOOKKEEPING
+from neumann.lab.errors import UsageError
+from neumann.lab.storage.reading import read_json_object
+from neumann.lab.studies import study_files
+from neumann.lab.studies.comparison import check_trainable, run_comparison
+from neumann.lab.studies.results import ArmResult, Comparison
+from neumann.lab.studies.settings import CompareConfig, SweepConfig
+from neumann.lab.studies.statistics import Interval
+from neumann.lab.studies.study_files import FINAL, SEARCH, SWEEP, lock_folder, write_object
+from neumann.lab.studies.workers import StudyObserver
+from neumann.lab.training.signals import ComparisonInterrupted
+
+DEFAULT_COUNT, DEFAULT_RATIO = 7, 2.0  # learning rates around an optimizer's default
+DIGITS = 3  # significant digits of a learning rate
+
+Grid = dict[str, tuple[float, ...]]  # the learning rates of each arm, ascending
+
+
+class AllDivergedError(RuntimeError):
+    """No arm has a winner, so there is nothing to compare."""
+
+
+@dataclass(frozen=True)
+class ArmSearch:
+    arm: str
+    lrs: tuple[float, ...]  # ascending
+    scores: tuple[Interval, ...]  # held-out accuracy in %, one for each learning rate
+    best: float | None  # the chosen learning rate; None if every run diverged
+    warmup_only_steps: int | None = None  # steps of a run, if Neumann never left its warm-up
+
+    @property
+    def name(self) -> str:
+        """The arm without its range of learning rates."""
+        return _name_without_lr(self.arm)
+
+    @property
+    def bracketed(self) -> bool:
+        """Whether learning rates on both sides of the best were tried."""
+        return self.best in self.lrs[1:-1]
+
+
+def search(
+    config: SweepConfig, folder: Path, observer: StudyObserver | None = None
+) -> list[ArmSearch]:
+    """Train every arm at every learning rate on held-out data, and choose the winners."""
+    config.check()
+    grid = sweep_grid(config)
+    names = {arm: [_arm_at(arm, lr) for lr in lrs] for arm, lrs in grid.items()}
+    trials = config.as_comparison(
+        tuple(name for arm_names in names.values() for name in arm_names),
+        seeds=config.search_seeds,
+        epochs=config.search_epochs or config.epochs,
+        held_out=True,
+    )
+    _final_config(config, {arm: lrs[0] for arm, lrs in grid.items()}).check()
+    content = _sweep_content(config, grid, winners=None)
+    if not _sweep_exists(folder, content):
+        check_trainable(trials, folder / SEARCH)
+    with lock_folder(folder):
+        if not _sweep_exists(folder, content):  # another process may have started it by now
+            write_object(folder / SWEEP, content)
+        rows = {row.arm: row for row in _run_part(trials, folder, SEARCH, observer).rows}
+        found = [_choose(arm, grid[arm], [rows[name] for name in names[arm]]) for arm in grid]
+        winners = _winners(found)
+        write_object(folder / SWEEP, _sweep_content(config, grid, winners))
+    if not winners:
+        raise AllDivergedError(f"every run of {', '.join(grid)} diverged: try smaller --lr")
+    return found
+
+
+def compare_winners(
+    config: SweepConfig, folder: Path, found: list[ArmSearch], observer: StudyObserver | None = None
+) -> Comparison:
+    """Train the winners on the whole training set, and compare them on the test set."""
+    with lock_folder(folder):
+        return _run_part(_final_config(config, _winners(found)), folder, FINAL, observer)
+
+
+def choose_lr(lrs: tuple[float, ...], scores: tuple[Interval, ...]) -> float | None:
+    """The learning rate with the fewest divergences, then the best mean, then the smallest."""
+    # Rounding makes means equal that differ only by rounding errors.
+    ranked = [
+        (score.diverged, -round(score.mean, 6), lr)
+        for lr, score in zip(lrs, scores, strict=True)
+        if score.mean is not None
+    ]
+    return min(ranked)[-1] if ranked else None
+
+
+def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult]) -> ArmSearch:
+    scores = tuple(row.accuracy for row in rows)
+    warmups = (row.warmup_only_steps for row in rows if row.warmup_only_steps is not None)
+    return ArmSearch(arm, lrs, scores, choose_lr(lrs, scores), next(warmups, None))
+
+
+def _winners(found: list[ArmSearch]) -> dict[str, float]:
+    return {each.arm: each.best for each in found if each.best is not None}
+
+
+def _final_config(config: SweepConfig, winners: dict[str, float]) -> CompareConfig:
+    arms = tuple(_arm_at(arm, lr) for arm, lr in winners.items())
+    return config.as_comparison(arms, seeds=config.seeds, held_out=False)
+
+
+def _run_part(
+    config: CompareConfig, folder: Path, part: str, observer: StudyObserver | None
+) -> Comparison:
+    try:
+        return run_comparison(config, folder / part, observer)
+    except ComparisonInterrupted as stop:  # name the sweep's folder instead of the part's
+        raise ComparisonInterrupted(stop.number, stop.ended, stop.total, folder) from None
+
+
+# ---------------------------------------------------------------------- sweep.json
+
+
+def _sweep_exists(folder: Path, content: dict[str, Any]) -> bool:
+    """Whether the folder holds this sweep. Raises UsageError if it holds something else."""
+    study_files.check_no_other_study(folder, SWEEP)
+    if not (folder / SWEEP).exists():
+        return False
+    before = read_json_object(folder / SWEEP)
+    keys = ("format", "grid", "search_seeds")  # winners come later, and seeds can be added
+    saved, now = ({key: found.get(key) for key in keys} for found in (before, content))
+    study_files.check_same_settings(folder, "a sweep", saved, now, {})
+    settings = before.get("config"), content["config"]
+    study_files.check_same_settings(folder, "a sweep", *settings, SweepConfig().as_dict())
+    return True
+
+
+def _sweep_content(
+    config: SweepConfig, grid: Grid, winners: dict[str, float] | None
+) -> dict[str, Any]:
+    elsewhere = (*BOOKKEEPING, "jobs", "seeds", "search_seeds")
+    return {
+        "format": study_files.SWEEP_FORMAT,
+        "grid": grid,
+        "winners": winners,
+        "search_seeds": config.search_seeds,
+        "seeds": config.seeds,
+        "config": {k: v for k, v in config.as_dict().items() if k not in elsewhere},
+    }
+
+
+# ---------------------------------------------------------------------- the learning rates
+
+
+def sweep_grid(config: SweepConfig) -> Grid:
+    """The learning rates of each arm, which must be equally many to keep budgets equal."""
+    grid = {arm: _arm_lrs(arm, config.lr) for arm in config.arms}
+    names = [_name_without_lr(arm) for arm in config.arms]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate:
+        raise UsageError(f"--arms names {duplicate} twice")
+    if len({len(lrs) for lrs in grid.values()}) > 1:
+        counts = ", ".join(f"{arm} has {len(lrs)}" for arm, lrs in grid.items())
+        raise UsageError(f"all arms must try equally many learning rates: {counts}")
+    return grid
+
+
+def _arm_lrs(text: str, shared_range: str | None) -> tuple[float, ...]:
+    """From the arm's own range, else from --lr, else around the optimizer's default."""
+    arm = Arm.parse(text)
+    own_range = dict(arm.options).get("lr")
+    if own_range is not None:
+        return _parse_range(str(own_range), f"{text}: lr")
+    if shared_range is not None:
+        return _parse_range(shared_range, "--lr")
+    exponents = range(-(DEFAULT_COUNT // 2), DEFAULT_COUNT // 2 + 1)
+    return tuple(_round(arm.lr() * DEFAULT_RATIO**exponent) for exponent in exponents)
+
+
+def _parse_range(text: str, what: str) -> tuple[float, ...]:
+    """LOW:HIGH:COUNT as a geometric sequence that ends exactly at LOW and HIGH."""
+    invalid = UsageError(
+        f"{what} must be LOW:HIGH:COUNT, such as 0.05:3.2:7, with 0 < LOW < HIGH; got {text!r}"
+    )
+    try:
+        low_text, high_text, count_text = text.split(":")
+        low, high, count = float(low_text), float(high_text), int(count_text)
+    except ValueError:
+        raise invalid from None
+    if not (0 < low < high < math.inf and count >= 2):
+        raise invalid
+    ratio = (high / low) ** (1 / (count - 1))
+    lrs = (low, *(_round(low * ratio**k) for k in range(1, count - 1)), high)
+    if list(lrs) != sorted(set(lrs)):
+        raise UsageError(f"{what} {text}: the values are too close together for {DIGITS} digits")
+    return lrs
+
+
+def _round(lr: float) -> float:
+    return float(f"{lr:.{DIGITS}g}")
+
+
+def _arm_at(text: str, lr: float) -> str:
+    return str(Arm.parse(text).with_options(lr=lr))
+
+
+def _name_without_lr(text: str) -> str:
+    arm = Arm.parse(text)
+    return str(Arm(arm.name, tuple(pair for pair in arm.options if pair[0] != "lr")))

@@ -1,0 +1,148 @@
+"""Read a comparison from its folder, at any time, and summarize each arm.
+
+The rows show the finished runs of the arms and seeds of the last command. A run that diverged is
+counted and named, but left out of the means.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neumann.lab.storage import reading
+from neumann.lab.studies import statistics
+from neumann.lab.studies.statistics import Difference, Interval
+from neumann.lab.studies.study_files import COMPARISON, run_folder
+from neumann.optim.phases import Phase
+
+UNCORRECTED = "p values are not corrected for multiple comparisons"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, by finishing or by diverging."""
+
+    folder: Path
+    accuracy: float  # %; NaN if it diverged
+    steps_to_target: int | None
+    epochs_to_target: float | None
+    seconds: float | None  # of training; None if it diverged
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    arm: str
+    runs: dict[int, FinishedRun]  # by seed
+    accuracy: Interval  # %
+    difference: Difference | None  # percentage points, first arm minus this one; None for the first
+    seconds: float | None  # of training, mean over seeds
+    warmup_only_steps: int | None  # steps of a run, if a Neumann arm never left its warm-up
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison as far as it has got. All other arms are compared with the first."""
+
+    folder: Path
+    rows: tuple[ArmResult, ...]
+    seeds: int  # requested for each arm; fewer may have finished
+    target: float | None  # %
+    hidden: int  # finished runs of arms and seeds that were not requested
+
+    @property
+    def missing(self) -> int:
+        return sum(self.seeds - len(row.runs) for row in self.rows)
+
+    @property
+    def p_values(self) -> int:
+        return sum(row.difference is not None and row.difference.p is not None for row in self.rows)
+
+    def verdicts(self) -> list[str]:
+        """One sentence for each arm but the first."""
+        first = self.rows[0].arm
+        return [
+            statistics.verdict(first, row.arm, row.difference)
+            for row in self.rows
+            if row.difference
+        ]
+
+    def limits(self) -> list[str]:
+        """Sentences about what the rows do not show."""
+        sentences = [
+            describe_warmup_only(row.arm, row.warmup_only_steps)
+            for row in self.rows
+            if row.warmup_only_steps is not None
+        ]
+        if self.hidden:
+            runs, verb = ("run", "is") if self.hidden == 1 else ("runs", "are")
+            sentences.append(f"{self.hidden} finished {runs} in {self.folder} {verb} not shown")
+        return sentences
+
+    def notes(self) -> list[str]:
+        """The limits, and whether p values need correction."""
+        return [*self.limits(), *([UNCORRECTED] if self.p_values > 1 else [])]
+
+
+def read_comparison(folder: Path) -> Comparison:
+    content = reading.read_json_object(folder / COMPARISON)
+    seeds, target = content["seeds"], content["target"]
+    rows: list[ArmResult] = []
+    for arm in content["arms"]:
+        rows.append(_summarize_arm(folder, arm, seeds, rows[0] if rows else None))
+    shown = {run.folder for row in rows for run in row.runs.values()}
+    finished = {summary.parent for summary in folder.glob(f"*/seed-*/{reading.SUMMARY}")}
+    return Comparison(folder, tuple(rows), seeds, target, len(finished - shown))
+
+
+def _summarize_arm(folder: Path, arm: str, seeds: int, first: ArmResult | None) -> ArmResult:
+    runs = {
+        seed: run
+        for seed in range(seeds)
+        if (run := read_finished_run(run_folder(folder, arm, seed))) is not None
+    }
+    accuracies, difference = _accuracies(runs), None
+    if first is not None:
+        pairs = statistics.common_seeds(_accuracies(first.runs), accuracies)
+        difference = statistics.paired_difference(*pairs)
+    accuracy = statistics.mean_interval(list(accuracies.values()))
+    times = [run.seconds for run in runs.values() if run.seconds is not None]
+    seconds = sum(times) / len(times) if times else None
+    return ArmResult(arm, runs, accuracy, difference, seconds, _warmup_only_steps(arm, runs))
+
+
+def _accuracies(runs: dict[int, FinishedRun]) -> dict[int, float]:
+    return {seed: run.accuracy for seed, run in runs.items()}
+
+
+def read_finished_run(folder: Path) -> FinishedRun | None:
+    """Read the result of a run, or None if it has not ended."""
+    summary = reading.read_summary(folder)
+    if summary is None:
+        return None
+    rest = (summary.get(key) for key in ("steps_to_target", "epochs_to_target", "seconds"))
+    return FinishedRun(folder, float(summary.get("accuracy", math.nan)), *rest)
+
+
+def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
+    """Count the steps of a Neumann run whose lines never leave the warm-up; otherwise None."""
+    with_optimizer = [line for line in lines if isinstance(line.get("optimizer"), dict)]
+    if not with_optimizer or with_optimizer[-1]["optimizer"].get("phase") != Phase.WARMUP:
+        return None
+    steps: int = with_optimizer[-1].get("step", 0)
+    return steps
+
+
+def describe_warmup_only(arm: str, steps: int) -> str:
+    return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
+
+
+def _warmup_only_steps(arm: str, runs: dict[int, FinishedRun]) -> int | None:
+    # All seeds have the same phases, so the first run that did not diverge speaks for the arm.
+    run = next((run for run in runs.values() if math.isfinite(run.accuracy)), None)
+    if run is None or arm.partition(":")[0] != "neumann":
+        return None
+    with contextlib.suppress(reading.RecordsError):  # damaged lines should not hide the results
+        return count_warmup_only_steps(reading.read_metrics(run.folder))
+    return None

@@ -1,0 +1,165 @@
+"""Student t intervals of means over a few seeds, paired t tests of two arms, and their wording.
+
+The two runs of a seed share their initialization and data order, so their differences are tested
+against zero. A run that diverged (NaN or infinite) is left out and counted, and every sentence
+mentions it. A single seed gives no interval (None).
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FEW_SEEDS = 5  # fewer than this are called out in a verdict
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of some runs, in the unit of the values."""
+
+    mean: float | None  # None without any finite value
+    low: float | None  # None with fewer than two values
+    high: float | None
+    n: int  # values that went in
+    diverged: int = 0  # values left out because they were not finite
+    level: float = 0.95  # confidence
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of a − b over common seeds, in the unit of the values."""
+
+    mean: float | None  # None without any pair
+    low: float | None  # None with fewer than two pairs
+    high: float | None
+    p: float | None  # two-sided; also None if all pairs differ by the same amount, not zero
+    n: int  # pairs that went in
+    diverged_a: int = 0  # pairs left out because a diverged
+    diverged_b: int = 0  # pairs left out because b diverged; both may have
+    pairs: int = 0  # common seeds, including those left out
+    level: float = 0.95  # confidence
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    finite = [float(value) for value in values if math.isfinite(value)]
+    mean, low, high, _ = _t_test(finite, level)
+    return Interval(mean, low, high, len(finite), len(values) - len(finite), level)
+
+
+def common_seeds(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Select the results, keyed by seed, of the seeds that both arms ran, in the same order."""
+    seeds = sorted(a.keys() & b.keys())
+    return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
+    """The mean of a − b and the paired t test; a[i] and b[i] must come from the same seed.
+
+    If all pairs are equal, p is 1. If all pairs differ by one and the same amount, t is infinite
+    only because the spread is zero, which is no evidence: p is None.
+    """
+    if len(a) != len(b):
+        raise ValueError(
+            f"a and b must hold one value for each common seed; got {len(a)} and {len(b)} values"
+        )
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    differences = [float(x) - float(y) for x, y in pairs]
+    mean, low, high, p = _t_test(differences, level)
+    if p is not None and any(differences):
+        # 0.3 − 0.2 and 0.2 − 0.1 differ only by rounding: that is no spread.
+        rounding = 8 * math.ulp(max(abs(value) for pair in pairs for value in pair))
+        if max(differences) - min(differences) <= rounding:
+            p = None
+    diverged_a, diverged_b = (sum(not math.isfinite(x) for x in values) for values in (a, b))
+    return Difference(mean, low, high, p, len(pairs), diverged_a, diverged_b, len(a), level)
+
+
+def _t_test(
+    values: Sequence[float], level: float
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """The mean, its confidence interval, and the p value of the t test against zero."""
+    from scipy import stats  # type: ignore[import-untyped, unused-ignore]  # takes a second
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, such as 0.95; got {level}")
+    if not values:
+        return None, None, None, None
+    # Scaling by a power of two is exact, and keeps values near the largest float from overflowing.
+    scale = math.ldexp(1.0, min(math.frexp(max(map(abs, values)))[1], 1023))
+    scaled = [value / scale for value in values]
+    mean = math.fsum(scaled) / len(scaled) * scale
+    mean = min(max(mean, min(values)), max(values))  # rounding must not push it outside
+    if len(values) == 1:
+        return mean, None, None, None
+    if min(values) == max(values):
+        return mean, mean, mean, None if any(values) else 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # about values that are almost equal
+        test = stats.ttest_1samp(scaled, 0.0)
+        interval = test.confidence_interval(level)
+    return mean, float(interval.low) * scale, float(interval.high) * scale, float(test.pvalue)
+
+
+# ---------------------------------------------------------------------- wording
+
+
+def verdict(
+    a: str, b: str, difference: Difference, unit: str = "points", *, lower_is_better: bool = False
+) -> str:
+    """Describe the result of paired_difference(a, b) in one sentence."""
+    sentence = _describe_difference(a, b, difference, unit, lower_is_better)
+    failures = [
+        f"{name} diverged in {count} of {difference.pairs} runs"
+        for name, count in ((a, difference.diverged_a), (b, difference.diverged_b))
+        if count
+    ]
+    if not failures:
+        return sentence
+    rest = "no seed is left to compare" if difference.n == 0 else f"over the others {sentence}"
+    return f"{' and '.join(failures)}; {rest}"
+
+
+def _describe_difference(
+    a: str, b: str, difference: Difference, unit: str, lower_is_better: bool
+) -> str:
+    mean, n = difference.mean, difference.n
+    if mean is None:
+        return f"{a} and {b} cannot be compared: they have no seed in common"
+    if mean == 0 and difference.low == difference.high:
+        seeds = "the one seed they share" if n == 1 else f"each of {n} seeds"
+        return f"{a} and {b} are equal in {seeds}"
+    place = "ahead of" if (mean > 0) != lower_is_better else "behind"
+    ahead, size = f"{a} is {place} {b} by", f"{_format(abs(mean))} {unit}"
+    if difference.low is None or difference.high is None:
+        return f"{ahead} {size} on one seed, which says nothing about chance (n = 1)"
+    if difference.p is None:
+        untested = f"without any spread this cannot be tested (n = {n})"
+        return f"{ahead} the same {size} in each of {n} seeds; {untested}"
+    threshold, half = 1 - difference.level, (difference.high - difference.low) / 2
+    if difference.p >= threshold:
+        ahead = f"no difference between {a} and {b} can be told from chance:"
+    else:
+        mean = abs(mean)
+    few = f", only {n} seeds" if n < FEW_SEEDS else ""
+    evidence = f"(n = {n}, p {_format_p(difference.p, threshold)}{few})"
+    return f"{ahead} {_format(mean, half)} ± {_format(half, half)} {unit} {evidence}"
+
+
+def _format(value: float, half: float | None = None) -> str:
+    """Two significant digits of the interval's half-width, or of the value itself."""
+    scale = abs(value) if half is None else half
+    if scale >= 1e6:
+        return f"{value:.3g}"
+    digits = 2 if scale == 0 else min(max(1 - math.floor(math.log10(scale)), 0), 15)
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding zero turns −0 into 0
+
+
+def _format_p(p: float, threshold: float) -> str:
+    if p < 0.001:
+        return "< 0.001"
+    # Rounding must not move p to the other side of the threshold.
+    for digits in range(2, 17):
+        text = f"{p:.{digits}g}"
+        if (float(text) < threshold) == (p < threshold):
+            break
+    return f"= {text}"

@@ -1,0 +1,90 @@
+"""The files that describe a study on disk.
+
+A comparison's folder:
+
+    comparison.json   the arms, the number of seeds, the target, and the settings all runs share
+    ARM/seed-N/       the records of one run
+
+A sweep's folder:
+
+    sweep.json        the learning rates tried for each arm, and the chosen ones
+    search/           the comparison that tried them on held-out data
+    final/            the comparison of the winners on the test set
+
+A folder that holds something else, is in use, or cannot be written is a UsageError.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from neumann.lab.config import BOOKKEEPING, TrainingSettings
+from neumann.lab.config_files import fill_in_defaults, refuse_difference
+from neumann.lab.errors import UsageError
+from neumann.lab.storage import strict_json
+from neumann.lab.storage.atomic_files import explain_os_errors, write_atomically
+from neumann.lab.storage.folders import FolderLock, make_folder_name
+from neumann.lab.storage.reading import CONFIG, read_json_object
+from neumann.lab.studies.settings import CompareConfig
+
+COMPARISON, SWEEP = "comparison.json", "sweep.json"
+SEARCH, FINAL = "search", "final"  # the two comparisons of a sweep
+SWEEP_FORMAT = 1
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / COMPARISON).is_file()
+
+
+def run_folder(folder: Path, arm: str, seed: int) -> Path:
+    return folder / make_folder_name(arm) / f"seed-{seed}"
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Create the folder of a study if needed, and reserve it for this process."""
+    with explain_os_errors(UsageError, f"cannot write into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        return FolderLock(folder)
+
+
+def check_comparison_folder(folder: Path, config: CompareConfig) -> None:
+    """Refuse a folder that holds something else, or a comparison with other shared settings."""
+    check_no_other_study(folder, COMPARISON)
+    if is_comparison(folder):
+        before = read_json_object(folder / COMPARISON).get("settings")
+        now, defaults = _shared_settings(config), TrainingSettings().as_dict()
+        check_same_settings(folder, "a comparison", before, now, defaults)
+
+
+def write_comparison(folder: Path, config: CompareConfig) -> None:
+    content = {key: getattr(config, key) for key in ("arms", "seeds", "target")}
+    write_object(folder / COMPARISON, content | {"settings": _shared_settings(config)})
+
+
+def _shared_settings(config: CompareConfig) -> dict[str, Any]:
+    names = {field.name for field in fields(TrainingSettings)} - set(BOOKKEEPING)
+    return {key: value for key, value in config.as_dict().items() if key in names}
+
+
+def check_no_other_study(folder: Path, expected: str) -> None:
+    """Refuse a folder with another main file than the `expected` one."""
+    for name, what in ((CONFIG, "a run"), (COMPARISON, "a comparison"), (SWEEP, "a sweep")):
+        if name != expected and (folder / name).exists():
+            raise UsageError(f"{folder} already holds {what}; choose another folder")
+
+
+def check_same_settings(
+    folder: Path, study: str, before: Any, now: dict[str, Any], defaults: dict[str, Any]
+) -> None:
+    """Refuse other settings than those before. One that was not written then had its default."""
+    now = strict_json.encode(now)
+    if isinstance(before, dict):
+        before = fill_in_defaults(before, now, strict_json.encode(defaults))
+    refuse_difference(folder, f"{study} with other settings", strict_json.encode(before), now)
+
+
+def write_object(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object atomically, creating the folder if needed."""
+    with explain_os_errors(UsageError, f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [strict_json.dumps(content, indent=2)])

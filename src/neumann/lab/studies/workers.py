@@ -1,0 +1,229 @@
+"""Worker processes that train one run after another, side by side.
+
+A worker sends its parent each line of the records (a dict), and at the end of a run None, an
+exception if it cannot be trained, or the number of the signal because of which it was saved. A
+worker exits as soon as its parent does. A signal to the parent raises Interrupted once every worker
+has saved. A worker that dies raises CrashedError; finished runs are kept.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neumann.lab.config import TrainConfig
+from neumann.lab.data import Dataset
+from neumann.lab.errors import UsageError
+from neumann.lab.storage.atomic_files import StorageError
+from neumann.lab.training.inputs import open_dataset
+from neumann.lab.training.loop import Training
+from neumann.lab.training.metrics import Observer
+from neumann.lab.training.processes import Process
+from neumann.lab.training.records import Diverged
+from neumann.lab.training.signals import Interrupted, catch_signals, raise_on_sigterm
+
+if TYPE_CHECKING:
+    from neumann.lab.studies.results import FinishedRun  # workers start faster without SciPy
+
+POLL_SECONDS = 0.2  # between two checks for a signal
+SAVE_SECONDS = 60.0  # that a worker may take to save its run
+
+RunKey = tuple[str, int]  # arm and seed
+Runs = dict[RunKey, TrainConfig]
+
+
+class CrashedError(RuntimeError):
+    """A worker died: it was killed, ran out of memory, or printed the traceback of a bug."""
+
+
+STOPS = (UsageError, StorageError, CrashedError, Interrupted)  # after which the others save
+
+
+class StudyObserver:
+    """Follows the progress of a study. This one ignores everything."""
+
+    def on_start(self, finished: int, total: int) -> None: ...
+    def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None: ...
+    def on_finish(self, arm: str, seed: int, result: "FinishedRun") -> None: ...
+
+
+def train_run(
+    config: TrainConfig, dataset: Dataset | None = None, observe: Observer | None = None
+) -> None:
+    """Train one run until it finishes or diverges."""
+    training = Training(config, Process(), dataset)
+    with contextlib.suppress(Diverged):  # the run's summary records it
+        training.run(output_folder(config), observe or (lambda line: None))
+
+
+def output_folder(run: TrainConfig) -> Path:
+    assert run.output is not None
+    return run.output
+
+
+class Worker:
+    """A process that trains one run after another, as seen from its parent."""
+
+    def __init__(self, threads: int | None) -> None:
+        context = get_context("spawn")  # a forked process cannot use a GPU its parent has used
+        self.pipe, worker_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(worker_end, threads))
+        self.key: RunKey | None = None  # of the run it is training
+        # Ctrl-C is handled by the parent, which passes it on as SIGTERM.
+        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
+        with _sigint_blocked():
+            self.process.start()
+        worker_end.close()
+
+    def start(self, key: RunKey, run: TrainConfig) -> None:
+        self.key = key
+        with contextlib.suppress(BrokenPipeError):  # it died; `receive` will report it
+            self.pipe.send(run)
+
+    def receive(self, observer: StudyObserver) -> bool:
+        """Handle the next message; returns whether the run has ended."""
+        assert self.key is not None
+        try:
+            message = self.pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            self.process.join()
+            (arm, seed), self.key = self.key, None
+            code = self.process.exitcode or 0
+            end = f"died with exit code {code}"
+            if code < 0:
+                end = f"was killed by {signal.Signals(-code).name}"
+            raise CrashedError(
+                f"the process that trained {arm} seed {seed} {end}; finished runs are kept, and "
+                "the same command continues"
+            ) from error
+        if isinstance(message, dict):
+            observer.on_line(*self.key, message)
+            return False
+        self.key = None
+        if isinstance(message, int):
+            raise Interrupted(message, 0)
+        if message is not None:
+            raise message
+        return True
+
+    def close(self) -> None:
+        """End the process. One that is still training is killed; its records survive that."""
+        if self.key is None:
+            with contextlib.suppress(OSError):
+                self.pipe.send(None)
+            self.process.join(SAVE_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def train_side_by_side(
+    runs: Runs, jobs: int, observer: StudyObserver, on_end: Callable[[RunKey], None]
+) -> None:
+    """Train all runs in up to `jobs` processes; `on_end` is called with each run that has ended."""
+    queue = deque(runs.items())
+    workers: list[Worker] = []
+    with catch_signals() as signals:
+        try:
+            count = min(jobs, len(queue))
+            for _ in range(count):
+                workers.append(Worker(_threads_per_worker(count)))
+                workers[-1].start(*queue.popleft())
+            while signals.number is None and (busy := [w for w in workers if w.key]):
+                ready = wait([worker.pipe for worker in busy], POLL_SECONDS)
+                for worker in busy:
+                    key = worker.key
+                    if worker.pipe in ready and key and worker.receive(observer):
+                        on_end(key)
+                        if queue:
+                            worker.start(*queue.popleft())
+            _save_all(workers)
+        except STOPS:
+            _save_all(workers)
+            raise
+        finally:
+            for worker in workers:
+                worker.close()
+    if signals.number is not None:
+        raise Interrupted(signals.number, 0)
+
+
+def _save_all(workers: list[Worker]) -> None:
+    """Have every busy worker save its run, and wait until it has."""
+    for worker in workers:
+        if worker.key is not None:
+            worker.process.terminate()
+    for worker in workers:
+        # However the worker stopped, the error that made us stop is the one to report.
+        with contextlib.suppress(*STOPS):
+            while worker.key is not None and worker.pipe.poll(SAVE_SECONDS):
+                worker.receive(StudyObserver())
+
+
+def _threads_per_worker(workers: int) -> int | None:
+    """Each worker's share of torch's threads; None leaves it to OMP_NUM_THREADS."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(torch.get_num_threads() // workers, 1)
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT here and in processes started inside; Windows has no such mask."""
+    if sys.platform == "win32":
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+# ---------------------------------------------------------------------- inside the worker
+
+
+def _work(pipe: Connection, threads: int | None) -> None:
+    """Train every run that arrives through the pipe, until None arrives."""
+    if sys.platform != "win32":
+        os.setsid()  # a signal to the parent's process group is the parent's to handle
+    _exit_with_parent()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dataset: Dataset | None = None
+    # If the parent is gone, there is nobody to train for. What was saved stays.
+    with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError), raise_on_sigterm():
+        while (run := pipe.recv()) is not None:
+            message: Exception | int | None = None
+            try:
+                dataset = dataset or open_dataset(run)
+                train_run(run, dataset, pipe.send)
+            except (UsageError, StorageError) as error:
+                message = error
+            except Interrupted as interruption:
+                message = interruption.number
+            pipe.send(message)
+
+
+def _exit_with_parent() -> None:
+    """Kill this process as soon as its parent is gone; its records survive that."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait_for_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, name="exit with parent", daemon=True).start()

@@ -1,0 +1,83 @@
+"""Loss and accuracy over a split, at the weights that the model currently holds.
+
+With BatchNorm the test set is scored twice: with the running statistics, which were gathered at
+other weights, and with statistics recalibrated at the weights that are evaluated.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neumann.lab.config import TrainConfig
+from neumann.lab.data import Dataset, Plan, Source
+from neumann.lab.training.gradients import Context, Pieces
+from neumann.lab.training.inputs import plan_epoch
+from neumann.lab.training.network import average_statistics, has_batchnorm, keep_statistics
+from neumann.lab.training.processes import Process, sum_over_processes
+from neumann.optim import recalibrate_batchnorm
+
+RECALIBRATION_EXAMPLES = 5_000
+
+
+@dataclass(frozen=True)
+class Score:
+    loss: float  # mean cross-entropy, nats
+    accuracy: float  # %
+    examples: int  # or characters
+
+
+def evaluate_twice(
+    model: nn.Module, dataset: Dataset, config: TrainConfig, process: Process, autocast: Context
+) -> tuple[Score, Score | None]:
+    """Score the test set with running and, if there is BatchNorm, recalibrated statistics."""
+    batch = min(max(config.batch_size, 512), 4096)  # a larger one saves no time
+    arguments = (dataset.test, batch, process, autocast())
+    score = evaluate(model, *arguments)
+    if not has_batchnorm(model):
+        return score, None
+    steps = dataset.train.batches(plan_epoch(config, process, 0))
+    inputs = (piece for pieces in steps for piece, _ in pieces)
+    with keep_statistics(model):
+        with autocast():
+            batches = -(-RECALIBRATION_EXAMPLES // config.batch_size)
+            recalibrate_batchnorm(model, inputs, batches=batches)
+        average_statistics(model, process)
+        return score, evaluate(model, *arguments)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    batch_size: int,
+    process: Process,
+    autocast: contextlib.AbstractContextManager[object],
+) -> Score:
+    """Score the model in evaluation mode; every example counts once over all processes."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, examples
+    plan = Plan(batch_size, rank=process.rank, ranks=process.ranks, train=False)
+    try:
+        # A sharded model needs every process to run every batch. So a process without examples in
+        # an incomplete last batch runs the previous ones again and does not count them.
+        previous: Pieces = []
+        for pieces in source.batches(plan):
+            for inputs, labels in pieces or previous:
+                with autocast:
+                    logits = model(inputs)
+                logits = logits.float().flatten(0, -2)
+                labels = labels.flatten()
+                if pieces:
+                    sums[0] += cross_entropy(logits, labels, reduction="sum")
+                    sums[1] += (logits.argmax(-1) == labels).sum()
+                    sums[2] += len(labels)
+            previous = pieces or previous
+    finally:
+        model.train(was_training)
+    loss, correct, examples = sum_over_processes(sums, process).tolist()
+    return Score(loss / examples, 100 * correct / examples, round(examples))

@@ -1,0 +1,40 @@
+"""The data of a run: its data set, and which examples a process takes in which step."""
+
+from neumann.lab.config import TrainConfig
+from neumann.lab.data import Dataset, Plan, load
+from neumann.lab.training.processes import Process, run_on_leader
+
+
+def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset:
+    """Load the data set onto the process's device; with `held_out` without its test set."""
+    process = process or Process()
+
+    def load_dataset() -> Dataset:
+        return load(
+            config.data,
+            data_dir=config.data_dir,
+            download=config.download,
+            device=process.device(config.device),
+            flip=config.flip,
+            shift=config.shift,
+            cutout=config.cutout,
+            context=config.context,
+            image_size=config.img_size,
+            channels_last=config.channels_last == "on",
+            workers=config.workers,
+        )
+
+    if config.download:
+        run_on_leader(process, load_dataset)  # one process downloads what the others then find
+    dataset = load_dataset()
+    return dataset.hold_out() if config.held_out else dataset
+
+
+def plan_epoch(config: TrainConfig, process: Process, epoch: int, first: int = 0) -> Plan:
+    """Plan the batches of an epoch, from its step `first` on, for this process."""
+    share = max(config.batch_size // process.ranks, 1)
+    limit = min(config.micro_batch_size or share, share)
+    # The fewest equal ones.
+    micro_batches = next(n for n in range(-(-share // limit), share + 1) if share % n == 0)
+    rank, ranks = process.rank, process.ranks
+    return Plan(config.batch_size, micro_batches, config.seed, epoch, first, rank, ranks)

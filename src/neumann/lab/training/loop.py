@@ -1,0 +1,327 @@
+"""One training run: from a resolved config to a folder of records.
+
+The data, augmentation and learning rate of every step are functions of the step. A checkpoint holds
+everything else: weights, optimizer, random generators, sums that are not written yet. So on a CPU a
+run resumed from any checkpoint writes the same bits as one that was never interrupted.
+
+Lines of the metrics, by kind: "timetable" (once, at step 0, for Neumann), "step", "epoch" and
+"spectrum".
+"""
+
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from neumann.lab.arms import Arm, build_optimizer, evaluation_mode
+from neumann.lab.config import BOOKKEEPING, TrainConfig
+from neumann.lab.data import Dataset
+from neumann.lab.data.plan import derive_seed
+from neumann.lab.errors import UsageError
+from neumann.lab.models import build as build_model
+from neumann.lab.models import classification_loss
+from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.training.checkpoints import Checkpoints, get_rng_state, set_rng_state
+from neumann.lab.training.curvature import Curvature
+from neumann.lab.training.evaluation import Score, evaluate_twice
+from neumann.lab.training.gradients import CapturedGradients, Gradients, Pieces
+from neumann.lab.training.inputs import open_dataset, plan_epoch
+from neumann.lab.training.metrics import (
+    Line,
+    Observer,
+    RunningLoss,
+    TrainingClock,
+    describe_timetable,
+    open_writer,
+)
+from neumann.lab.training.network import (
+    average_statistics,
+    get_statistics,
+    set_statistics,
+    wrap_model,
+)
+from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
+from neumann.lab.training.records import Diverged, Records, Summary
+from neumann.lab.training.signals import Interrupted, catch_signals
+from neumann.optim import Neumann
+from neumann.optim.schedules import lr_factor
+
+
+class Training:
+    """A run that is ready to start. Build it, then call `run` once."""
+
+    def __init__(self, config: TrainConfig, process: Process, dataset: Dataset | None = None):
+        self.config = config
+        self.process = process
+        self.device = process.device(config.device)
+        self.dataset = dataset or open_dataset(config, process)
+        plan = plan_epoch(config, process, 0)
+        self.steps_per_epoch = plan.count_batches(len(self.dataset.train))
+        self.total_steps = config.epochs * self.steps_per_epoch
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, self.dataset).to(self.device)
+        if config.channels_last == "on" and self.dataset.kind == "image":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        at_once = config.batch_size // process.ranks // plan.micro_batches
+        self.network = wrap_model(model, config, process, at_once)
+        self.model = self.network.model
+        self.optimizer = build_optimizer(
+            Arm.parse(config.opt),
+            self.model,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+        # No cache on a GPU: a captured graph must not reuse a weight cast in an earlier pass.
+        options = {"enabled": config.amp == "bf16", "cache_enabled": self.device.type != "cuda"}
+        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, **options)
+        loss = partial(classification_loss, smoothing=config.smoothing)
+        gradients = Gradients(
+            self.network.trained, self.optimizer, loss, self._autocast, config.compile == "on"
+        )
+        captured = config.cuda_graph == "on"
+        self._gradients = CapturedGradients(gradients) if captured else gradients
+        self._curvature = Curvature(config, self.dataset, self.model, self.optimizer)
+        self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.step = 0  # completed steps
+        self.clock = TrainingClock(self.device)
+        self._target_step: int | None = None  # the first step at or above the target accuracy
+        self._losses = RunningLoss(self.device, process)
+        self._last_epoch: Line = {}
+        self._write: Observer = lambda line: None  # of the leader: replaced during a run
+        if process.ranks > 1:  # dropout must differ between processes
+            torch.manual_seed(derive_seed("process", config.seed, process.rank))
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self, folder: Path, observe: Observer = lambda line: None) -> Summary:
+        """Train to the end; the leading process calls `observe` with every line but the timetable.
+
+        Raises Interrupted after a signal, when everything is saved, Diverged if the loss was not
+        finite, and UsageError if the folder holds another run, or this one and may not continue it.
+        """
+        settings = {k: v for k, v in self.config.as_dict().items() if k not in BOOKKEEPING}
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        with Records(folder) as self._records:
+            self._on_leader(lambda: self._records.begin(settings))
+            finished = read_summary(folder)
+            if self.config.resume != "auto" and (finished is not None or read_metrics(folder)):
+                raise UsageError(
+                    f"{folder} holds a run already: --resume auto continues it, another --output "
+                    "starts a new one"
+                )
+            if finished is not None:
+                if "diverged" in finished:
+                    raise Diverged(**finished["diverged"])
+                return Summary(**finished)
+            self._resume()
+            return self._run(observe)
+
+    def _run(self, observe: Observer) -> Summary:
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.process.is_leader:
+                    first = self.step if self.config.tensorboard else None
+                    self._write = stack.enter_context(open_writer(self._records, observe, first))
+                summary = self._train()
+        except Diverged as error:
+            failure = {"step": error.step, "lr": error.lr, "checkpoint": error.checkpoint}
+            self._on_leader(lambda: self._records.finish({"diverged": failure}))
+            raise
+        finally:
+            self._gradients.release()
+        self._on_leader(lambda: self._records.finish(dataclasses.asdict(summary)))
+        return summary
+
+    def _train(self) -> Summary:
+        agreement = StopAgreement(self.process)
+        compiling = not self._gradients.prepared
+        with catch_signals(repeatedly=self.process.ranks > 1) as received:
+            timetable = describe_timetable(self.optimizer, self.total_steps)
+            if self.step == 0 and timetable is not None:
+                self._on_leader(lambda: self._records.append(**timetable))
+            while self.step < self.total_steps:
+                epoch, first = divmod(self.step, self.steps_per_epoch)
+                self.clock.start()
+                plan = plan_epoch(self.config, self.process, epoch, first)
+                for pieces in self.dataset.train.batches(plan):
+                    if self.step == 0:
+                        self._measure_curvature(pieces)
+                    self._take_step(pieces)
+                    if compiling and self._gradients.prepared:
+                        compiling = False
+                        self.clock.stop(compiling=True)
+                    if self.step % self.config.log_every == 0:
+                        self._log()
+                    self._measure_curvature(pieces)
+                    number = agreement.exchange(received.number)
+                    if number is not None:
+                        self.clock.stop()
+                        agreement.finish()
+                        self._save()
+                        raise Interrupted(number, self.step)
+                self.clock.stop()
+                self._end_epoch(epoch + 1)
+            agreement.finish()
+        reached, last = self._target_step, self._last_epoch
+        return Summary(
+            accuracy=last["accuracy"],
+            accuracy_recalibrated=last["accuracy_recalibrated"],
+            loss=last["loss"],
+            train_loss=last["train_loss"],
+            steps=self.step,
+            seconds=self.clock.training,
+            compile_seconds=self.clock.compiling,
+            steps_to_target=reached,
+            epochs_to_target=None if reached is None else reached / self.steps_per_epoch,
+        )
+
+    def _take_step(self, pieces: Pieces) -> None:
+        factor = self._lr_factor(self.step)
+        for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
+            group["lr"] = peak * factor
+        loss = self._gradients(pieces)
+        self.optimizer.step()
+        self.step += 1
+        self._losses.add(loss, self.step)
+
+    def _lr_factor(self, step: int) -> float:
+        per_epoch = self.steps_per_epoch
+        ramp = round(self.config.ramp_epochs * per_epoch)
+        counts = {"total_steps": self.total_steps, "ramp_steps": ramp, "steps_per_epoch": per_epoch}
+        return lr_factor(self.config.sched, step, **counts)
+
+    # ------------------------------------------------------------------ lines of the metrics
+
+    def _log(self) -> None:
+        """Write a line about the steps since the last one."""
+        self._check_finite()
+        loss = self._losses.take_recent_mean()
+        if loss is None:
+            return
+        line = self._start_line("step", float(self.optimizer.param_groups[0]["lr"]))
+        line["train_loss"] = loss
+        if isinstance(self.optimizer, Neumann):
+            line["optimizer"] = self.optimizer.diagnostics().as_dict()
+        self._write(line)
+
+    def _measure_curvature(self, pieces: Pieces) -> None:
+        """Write a line about the curvature if one is due. This is not training time."""
+        if not self._curvature.is_due(self.step, self.total_steps):
+            return
+        self.clock.stop(compiling=not self._gradients.prepared)
+        self._check_finite()  # a run that has diverged ends as such
+        line = self._start_line("spectrum", self._lr_of(max(self.step, 1)))
+        self._on_leader(lambda: self._write(line | self._curvature.measure(pieces[0])))
+        self.clock.start()
+
+    def _start_line(self, kind: str, lr: float) -> Line:
+        epoch = self.step / self.steps_per_epoch
+        return {"kind": kind, "step": self.step, "epoch": epoch, "lr": lr}
+
+    def _end_epoch(self, done: int) -> None:
+        self._log()
+        average_statistics(self.model, self.process)
+        line: Line = {
+            "kind": "epoch",
+            "step": self.step,
+            "epoch": done,
+            "train_loss": self._losses.take_epoch_mean(),
+            "seconds": self.clock.training,
+        }
+        if done % self.config.eval_every == 0 or done == self.config.epochs:
+            score, recalibrated = self.evaluate()
+            line |= {
+                "loss": score.loss,
+                "accuracy": score.accuracy,
+                "accuracy_recalibrated": None if recalibrated is None else recalibrated.accuracy,
+            }
+            target = self.config.target
+            if target is not None and self._target_step is None and score.accuracy >= target:
+                self._target_step = self.step
+        self._write(line)
+        if not math.isfinite(line.get("loss", 0.0)):  # the last step overshot
+            raise self._diverge(self.step)
+        self._last_epoch |= line
+        every = self.config.checkpoint_every
+        if done == self.config.epochs or (every and done % every == 0):
+            self._save()
+
+    def evaluate(self) -> tuple[Score, Score | None]:
+        """Score the evaluation weights with running and with recalibrated BatchNorm statistics."""
+        with evaluation_mode(self.optimizer):
+            return evaluate_twice(
+                self.model, self.dataset, self.config, self.process, self._autocast
+            )
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def _save(self) -> None:
+        self._check_finite()
+        own = {
+            "rng": get_rng_state(),
+            "losses": self._losses.state_dict(),
+            "statistics": [buffer.cpu() for buffer in get_statistics(self.model)],
+        }
+        payload = {
+            **self.network.state(self.optimizer),
+            "processes": gather_objects(own, self.process),
+            "seconds": self.clock.training,
+            "compile_seconds": self.clock.compiling,
+            "reached": self._target_step,
+            "last": self._last_epoch,
+        }
+
+        def write() -> None:
+            # The lines must be on disk before the checkpoint that counts on them.
+            self._records.sync()
+            self._checkpoints.save(self.step, payload)
+
+        self._on_leader(write)
+
+    def _resume(self) -> None:
+        found = self._checkpoints.latest()
+        if found is not None:
+            payload = found.payload
+            ranks = len(payload["processes"])
+            if ranks != self.process.ranks:
+                raise UsageError(
+                    f"the run in {self._records.folder} has {ranks} processes; "
+                    f"it cannot continue with {self.process.ranks}"
+                )
+            own = payload["processes"][self.process.rank]
+            self.network.load(self.optimizer, payload)
+            set_statistics(self.model, own["statistics"])
+            set_rng_state(own["rng"])
+            self._losses.load_state_dict(own["losses"])
+            self.clock.training = payload["seconds"]
+            self.clock.compiling = payload["compile_seconds"]
+            self._target_step, self._last_epoch = payload["reached"], payload["last"]
+            self.step = found.step
+            for path in found.damaged if self.process.is_leader else ():
+                print(f"neumann: {path} is damaged; using {found.path}", file=sys.stderr)
+        # Without a checkpoint the lines of step 0 are written again, too.
+        step = -1 if found is None else self.step
+        self._on_leader(lambda: self._records.rewind(step))
+
+    def _check_finite(self) -> None:
+        step = self._losses.find_first_bad()
+        if step is not None:
+            raise self._diverge(step)
+
+    def _diverge(self, step: int) -> Diverged:
+        found = self._checkpoints.latest()
+        return Diverged(step, self._lr_of(step), None if found is None else str(found.path))
+
+    def _lr_of(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        peak: float = self._peak_lrs[0]
+        return peak * self._lr_factor(step - 1)
+
+    def _on_leader(self, action: Callable[[], object]) -> None:
+        run_on_leader(self.process, action)

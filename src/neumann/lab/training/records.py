@@ -1,0 +1,193 @@
+"""The records of a run: a folder with three files, readable at any moment.
+
+config.json     the resolved config, and the environment it was started in
+metrics.jsonl   one JSON object per line, each with its "kind" ("step", "epoch", …); appended
+summary.json    the result; written when the run finishes, so its presence says that it has
+
+How it can fail: UsageError if the folder is not a run's, belongs to another run, or is in use by
+another process; RecordsError, in one line, if a file cannot be written or is damaged.
+"""
+
+import math
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Self
+
+from neumann.lab.config_files import fill_in_run_defaults, refuse_difference
+from neumann.lab.errors import UsageError
+from neumann.lab.storage import strict_json
+from neumann.lab.storage.atomic_files import (
+    BINARY,
+    explain_os_errors,
+    remove_leftovers,
+    write_atomically,
+    write_fully,
+)
+from neumann.lab.storage.environment import describe_environment
+from neumann.lab.storage.folders import FolderLock
+from neumann.lab.storage.reading import (
+    CONFIG,
+    FORMAT,
+    METRICS,
+    SUMMARY,
+    RecordsError,
+    parse_metrics,
+    read_config,
+)
+from neumann.lab.training.processes import world_size
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a run that came to its end."""
+
+    accuracy: float  # %, at the evaluation weights after the last step
+    accuracy_recalibrated: float | None  # %, with BatchNorm statistics computed at those weights
+    loss: float  # nats, on the evaluated split
+    train_loss: float  # nats, mean over the last epoch
+    steps: int
+    seconds: float  # of training alone
+    compile_seconds: float  # of the first steps, in which everything is compiled
+    steps_to_target: int | None
+    epochs_to_target: float | None
+
+
+class Diverged(RuntimeError):
+    """The loss was not finite."""
+
+    def __init__(self, step: int, lr: float, checkpoint: str | None) -> None:
+        self.step, self.lr, self.checkpoint = step, lr, checkpoint
+        where = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint"
+        super().__init__(f"the loss was not finite in step {step} at lr {lr:g}; {where}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self.lr, self.checkpoint)
+
+
+class Records:
+    """Writes the records of one run; it locks the folder from `begin` or the first write on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.continued = False  # whether the folder already held this run's config
+        self._descriptor: int | None = None
+        self._lock: FolderLock | None = None
+
+    def begin(self, config: dict[str, Any]) -> Self:
+        """Create the folder of the run, or continue it if it holds the same config.
+
+        Where neither is possible, this raises a UsageError and changes nothing.
+        """
+        strict_json.encode(config, "config")  # first of all: can it be written?
+        try:
+            with explain_os_errors(UsageError, f"cannot start a run in {self.folder}"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._acquire_lock()
+                self.continued = os.path.exists(self.folder / CONFIG)
+                if self.continued:
+                    check_same_config(self.folder, config)
+                else:
+                    self._write_config(config)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        for name in (METRICS, SUMMARY):
+            if os.path.exists(self.folder / name):
+                raise UsageError(
+                    f"{self.folder} holds a {name} but no {CONFIG}, so its run is unknown; "
+                    "choose another folder"
+                )
+        remove_leftovers(self.folder)
+        content = {"format": FORMAT, "config": config, "environment": describe_environment()}
+        write_atomically(self.folder / CONFIG, [strict_json.dumps(content, indent=2)])
+
+    def append(self, *, kind: str, **fields: Any) -> None:
+        """Add a line. If that fails, remove what was written of it."""
+        step = fields.get("step", 0)
+        if type(step) is not int:
+            raise TypeError(f"step must be an int, the step of the line; got {step!r}")
+        line = strict_json.dumps({"kind": kind, **fields})
+        with self._explain_os_errors(METRICS):
+            if self._descriptor is None:
+                self._acquire_lock()
+                self._drop_lines_after(math.inf)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY
+                self._descriptor = os.open(self.folder / METRICS, flags, 0o666)
+            length = os.fstat(self._descriptor).st_size
+            try:
+                write_fully(self._descriptor, line)
+            except OSError:
+                os.ftruncate(self._descriptor, length)
+                raise
+
+    def rewind(self, step: int) -> None:
+        """Remove the summary and all lines from the first one with a later step on."""
+        self._close_metrics()
+        with self._explain_os_errors(METRICS):
+            self._acquire_lock()
+            # This comes first, because a run without its last lines has not finished.
+            (self.folder / SUMMARY).unlink(missing_ok=True)
+            remove_leftovers(self.folder)
+            self._drop_lines_after(step)
+
+    def sync(self) -> None:
+        """Make the lines survive a power cut. Call this before saving a checkpoint."""
+        if self._descriptor is not None:
+            with self._explain_os_errors(METRICS):
+                os.fsync(self._descriptor)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary, which marks the run as finished, and close."""
+        content = strict_json.dumps(summary, indent=2)
+        self.sync()
+        with self._explain_os_errors(SUMMARY):
+            write_atomically(self.folder / SUMMARY, [content])
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and unlock the folder. The next append opens and locks again."""
+        self._close_metrics()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _acquire_lock(self) -> None:
+        self._lock = self._lock or FolderLock(self.folder)
+
+    def _drop_lines_after(self, step: float) -> None:
+        """Remove the lines after a step, and an incomplete one at the end."""
+        path = self.folder / METRICS
+        data = path.read_bytes() if path.exists() else b""
+        lines = parse_metrics(data, path)
+        kept = takewhile(lambda line: line[1].get("step", step) <= step, lines)
+        content = b"".join(raw for raw, _ in kept)
+        if content != data:
+            write_atomically(path, [content])
+
+    def _close_metrics(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _explain_os_errors(self, name: str) -> AbstractContextManager[None]:
+        return explain_os_errors(RecordsError, f"cannot write {self.folder / name}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def check_same_config(folder: Path, config: dict[str, Any]) -> None:
+    """Raise a UsageError that names the difference if the folder's run has another config."""
+    saved = fill_in_run_defaults(read_config(folder), config, world_size())
+    # Compare as written: there a tuple is a list, and NaN equals itself.
+    written = strict_json.encode(saved), strict_json.encode(config)
+    refuse_difference(folder, "a run with another config", *written)

@@ -1,0 +1,60 @@
+"""What a backend is: one way to carry out the update of a step.
+
+A backend receives the tensors of all groups and the scalars of the step. It ticks the clock, works
+out phase and coefficients, updates w, m and δ, and leaves Σδ² for the next step's distance. A
+parameter without a gradient stays put, but its m is reset at a reset and its δ counts in Σδ².
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from neumann.optim.options import SharedOptions
+from neumann.optim.update import Tensors
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The scalars of a step. All are tensors, and those the step changes are changed in place."""
+
+    clock: Tensor  # completed steps, int64; ticks
+    distance_squared: Tensor  # r² before the step
+    sums: Tensor  # receives Σδ² of each part; the same tensor as r² where nothing is sharded
+    grad_scale: Tensor | None = None  # the gradients are divided by it
+    found_inf: Tensor | None = None  # not zero: the step must change nothing
+
+
+class Backend(Protocol):
+    """The interface of a backend; `backends/__init__.py` lists those there are."""
+
+    name: ClassVar[str]
+    # The type of device it is for; None: any.
+    device_type: ClassVar[str | None]
+    # True: clock and r² live on the parameters' device, and a step never waits for the host.
+    on_device: ClassVar[bool]
+    # True: it divides by GradScaler's scale and skips steps that overflowed.
+    unscales: ClassVar[bool]
+
+    def __init__(self, device: torch.device) -> None: ...
+
+    @classmethod
+    def unavailable(cls, parts: int) -> str | None:
+        """Why this backend cannot run here; None if it can.
+
+        `parts` is the number of sums of squares that it would have to keep apart.
+        """
+
+    def step(self, groups: Sequence[Tensors], shared: SharedOptions, scalars: Scalars) -> None:
+        """Take one step of all groups."""
+
+    def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
+        """Write Σδ² as it is now, with the additions of a step and therefore its bits."""
+
+    def settle(self, distance_squared: Tensor) -> None:
+        """Bring r² up to date, if the last step left that for later."""
+
+    def forget(self) -> None:
+        """Drop what is pending: r² has been set from outside."""

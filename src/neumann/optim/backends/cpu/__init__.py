@@ -1,0 +1,36 @@
+"""The update on CPUs as one pass over memory, through numba (extra `cpu`).
+
+`numba_pass` prepares tensors, `address_table` lists their addresses and runs the threads, and
+`numba_kernel` is the compiled arithmetic. Importing this needs torch alone.
+"""
+
+from typing import ClassVar
+
+import torch
+
+from neumann.optim.backends.cpu import numba_pass
+from neumann.optim.backends.host import HostBackend
+from neumann.optim.phases import Row
+from neumann.optim.update import Tensors
+
+
+class NumbaBackend(HostBackend):
+    """One pass over memory for each group, on as many threads as torch uses."""
+
+    name = "numba"
+    device_type: ClassVar[str | None] = "cpu"
+    unscales: ClassVar[bool] = True
+    sums_squares: ClassVar[bool] = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._passes: dict[int, numba_pass.Pass] = {}
+
+    @classmethod
+    def unavailable(cls, parts: int) -> str | None:
+        """Why numba cannot be used here; None if it can."""
+        return numba_pass.unavailable()
+
+    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+        """See `HostBackend.update`."""
+        own = self._passes.setdefault(index, numba_pass.Pass())
+        return own.run(tensors, row, rounding="stochastic", seed=seed)

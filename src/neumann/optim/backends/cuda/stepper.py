@@ -1,0 +1,334 @@
+"""The step on an NVIDIA GPU: one pass over the weights, for any number of tensors.
+
+A step is two launches, and one more for each further combination of dtypes. One program works out
+the phase, row and force of every group from the clock and the last step's partial sums. Then the
+weights are updated (:mod:`neumann.optim.update`), leaving new partial sums of δ². The host sends
+tables and never waits: what changes from step to step is read from device memory, so a captured
+CUDA graph can be replayed while clock, phase and a tensor learning rate advance. Sums are added in
+a fixed order: the same input gives the same bits.
+
+It can fail in three ways, each with an error: no Triton or no device (`unavailable`), a tensor of
+another dtype or device, and a graph captured before a first step has built tables and kernels. In a
+graph tensors are static: between replays no weight or state may move, nor a gradient of the
+capture. A GPU needs compute capability 7.0. On CPU tensors it runs, slowly, if TRITON_INTERPRET=1
+was set before Triton was imported.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from itertools import compress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from neumann.optim.backends.cuda import device_tables
+from neumann.optim.backends.cuda.device_tables import Mirror
+from neumann.optim.backends.cuda.layout import Launch, Layout
+from neumann.optim.options import SharedOptions
+from neumann.optim.update import Tensors
+
+BLOCK = 1024  # weights per program: the fastest of 1,024 to 8,192 (benchmarks/step/tune_blocks.py)
+SCALAR_WARPS = 16
+ROUNDINGS = ("nearest", "stochastic")
+
+
+def unavailable() -> str | None:
+    """Why this module cannot be used here; None if it can."""
+    if torch.version.hip is not None:
+        return "its kernel has been tested on NVIDIA GPUs only, and this torch is built for ROCm"
+    try:
+        kernels = _kernels()
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}): install it with `pip install triton`"
+    if _is_interpreted(kernels) or torch.cuda.is_available():
+        return None
+    return "torch finds no CUDA device"
+
+
+class Stepper:
+    """The steps of one optimizer on one device, and what they keep between them.
+
+    Args:
+        device: where all tensors are.
+        block: weights per program; a power of 2.
+        warps: warps of 32 threads per program; None gives each thread 64 bytes of each tensor.
+        rounding: of bfloat16 state, "nearest" or "stochastic" (deterministic: a hash of clock,
+            tensor and element). Weights round to nearest.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        block: int = BLOCK,
+        warps: int | None = None,
+        rounding: str = "nearest",
+    ) -> None:
+        reason = unavailable()
+        if reason is not None:
+            raise RuntimeError(reason)
+        device = torch.device(device)
+        wanted = "cpu" if _is_interpreted(_kernels()) else "cuda"
+        if device.type != wanted:
+            raise ValueError(f"device must be of type {wanted} here, got {device}")
+        if block < 32 or block & (block - 1):
+            raise ValueError(f"block must be a power of 2 of at least 32, got {block}")
+        if warps is not None and warps > 1 and block < 256 * warps:
+            # Warps without elements of their own would repeat those of other warps while these
+            # are being written, and would add them to the sum.
+            raise ValueError(f"warps={warps} needs a block of {256 * warps} or more, got {block}")
+        if rounding not in ROUNDINGS:
+            raise ValueError(f"rounding must be one of {ROUNDINGS}, got {rounding!r}")
+        if wanted == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self.block = block
+        self.warps = warps
+        self.rounding = rounding
+        self._layout: Layout | None = None
+        self._constants: list[dict[str, Any]] = []
+        self._captured: list[Layout] = []
+        self._mirrors = {name: Mirror(device) for name in ("gradients", "settings", "resets")}
+
+    def forget(self) -> None:
+        """Drop the tables and the pending sums: the next step takes the distance it is given.
+
+        Graphs captured before keep what they use.
+        """
+        self._layout = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start without tables, so settle first."""
+        make = partial(Stepper, block=self.block, warps=self.warps, rounding=self.rounding)
+        return make, (self.device,)
+
+    @torch.no_grad()
+    def step(
+        self,
+        groups: Sequence[Tensors],
+        shared: SharedOptions,
+        clock: Tensor,
+        distance_squared: Tensor,
+        *,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Take one step of all groups.
+
+        Ticks the clock (one int64) and brings r² (one float64) up to the state before this step;
+        the sums of this step stay pending. Gradients are divided by grad_scale. If found_inf is not
+        zero, nothing changes.
+        """
+        self._check_scalar("clock", clock, torch.int64)
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        for group in groups:
+            self._check_scalar("momentum", group.momentum, torch.float64)
+        scalars = _scalars()
+        with self._on_device():
+            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            layout, addresses, copies = self._lay_out(groups, distance_squared, capturing)
+            contents = {
+                "gradients": device_tables.pack_addresses(addresses),
+                "settings": device_tables.pack_options(groups, shared, self.device),
+                "resets": device_tables.pack_resets(shared.timetable)[0],
+            }
+            tables = {
+                name: self._mirrors[name].send(contents[name], capturing) for name in contents
+            }
+            layout.fill_stand_ins()
+            arguments: tuple[Any, ...] = (
+                clock,
+                distance_squared,
+                layout.pending,
+                layout.partials,
+                layout.sums,
+                found_inf,
+                grad_scale,
+                tables["settings"],
+                tables["settings"].view(torch.float64),
+                len(groups),
+                tables["resets"],
+                layout.rows,
+            )
+            constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
+            self._launch(scalars.scalars_kernel, -1, 1, arguments, constants)
+            self._update(layout, tables["gradients"], clock)
+            layout.copy_stand_ins_back()
+            del copies  # not before the launches that read them
+            if not capturing:
+                increment_version(_written(groups, clock, distance_squared))
+
+    @torch.no_grad()
+    def measure(self, groups: Sequence[Tensors], distance_squared: Tensor) -> None:
+        """Write Σδ² as it is now, with the additions of a step and therefore its bits."""
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        with self._on_device():
+            layout, addresses, copies = self._lay_out(groups, distance_squared, False)
+            gradients = self._mirrors["gradients"].send(device_tables.pack_addresses(addresses))
+            layout.fill_stand_ins()
+            layout.set_idle_rows()
+            clock = torch.zeros((), dtype=torch.int64, device=self.device)
+            self._update(layout, gradients, clock)
+            del copies
+            layout.pending.fill_(1)
+        self.settle(distance_squared)
+
+    def _update(self, layout: Layout, gradients: Tensor, clock: Tensor) -> None:
+        """Launch the update, with the rows that the layout holds."""
+        for launch, constants in zip(layout.launches, self._constants, strict=True):
+            arguments = (
+                layout.programs,
+                layout.records,
+                gradients,
+                layout.rows,
+                clock,
+                layout.partials,
+                launch.base,
+            )
+            kernel = _kernels().update_kernel
+            self._launch(kernel, launch.base, launch.programs, arguments, constants)
+
+    def _launch(
+        self,
+        kernel: Any,
+        position: int,
+        programs: int,
+        arguments: tuple[Any, ...],
+        constants: dict[str, Any],
+    ) -> None:
+        """Launch a kernel, directly what Triton compiled if such arguments have been seen before.
+
+        Triton would inspect every argument and constant again, which takes longer than all other
+        Python of a step. `position` distinguishes the launches of a layout.
+        """
+        form = (position, *map(_form, arguments))
+        known = self._compiled.get(form)
+        if known is not None:
+            compiled, values = known
+            compiled[(programs, 1, 1)](*arguments, *values)
+            return
+        compiled = kernel[(programs,)](*arguments, **constants)
+        if compiled is not None:  # the interpreter compiles nothing
+            names = kernel.arg_names[len(arguments) :]
+            self._compiled[form] = (compiled, [constants[name] for name in names])
+
+    def settle(self, distance_squared: Tensor) -> None:
+        """Add up what the last step left pending, with the bits that the next step would get."""
+        self._check_scalar("distance_squared", distance_squared, torch.float64)
+        layout = self._layout
+        if layout is None or not layout.with_offsets:
+            return
+        if torch.compiler.is_compiling():  # a tracer sees tensors and launches no kernel
+            total = torch.where(layout.pending != 0, layout.partials.sum(), distance_squared)
+            distance_squared.view(1).copy_(total.view(1))  # see `traced._write`
+            layout.pending.zero_()
+            return
+        with self._on_device():
+            _scalars().settle_kernel[(1,)](
+                distance_squared,
+                layout.pending,
+                layout.partials,
+                layout.sums,
+                num_warps=SCALAR_WARPS,
+            )
+            if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                increment_version(distance_squared)
+
+    def _lay_out(
+        self, groups: Sequence[Tensors], distance_squared: Tensor, capturing: bool
+    ) -> tuple[Layout, list[int], list[Tensor]]:
+        """A layout for these groups, the addresses of their gradients, and copies among those."""
+        gradients = [gradient for group in groups for gradient in group.gradients]
+        layout = self._layout
+        found = None
+        if layout is not None and layout.fits(groups):
+            found = layout.gradient_addresses(gradients)
+        if layout is None or found is None:
+            if capturing:
+                raise RuntimeError(
+                    "the captured step has no tables yet: take a step with the same parameters "
+                    "before the capture, as for any graph, and do not move them after it"
+                )
+            self.settle(distance_squared)  # the sums are those of the old layout
+            pad = int(_scalars().REDUCE.value)
+            layout = self._layout = Layout(groups, self.device, self.block, pad)
+            self._constants = [self._constants_of(launch) for launch in layout.launches]
+            self._compiled: dict[Any, tuple[Any, list[Any]]] = {}
+            found = layout.gradient_addresses(gradients)
+            assert found is not None  # the layout has their dtypes
+        if capturing:
+            self._captured.append(layout)
+        return layout, *found
+
+    def _constants_of(self, launch: Launch) -> dict[str, Any]:
+        language = _kernels().tl
+
+        def in_triton(dtype: torch.dtype | None) -> Any:
+            return None if dtype is None else getattr(language, str(dtype).removeprefix("torch."))
+
+        dtypes = launch.dtypes
+        warps = self.warps or min(max(self.block * dtypes.arithmetic.itemsize // 2048, 1), 16)
+        return {
+            "WEIGHT_TYPE": in_triton(dtypes.weight),
+            "GRADIENT_TYPE": in_triton(dtypes.gradient),
+            "ITERATE_TYPE": in_triton(dtypes.iterate),
+            "OFFSET_TYPE": in_triton(dtypes.offset),
+            "ARITHMETIC": in_triton(dtypes.arithmetic),
+            "BLOCK": self.block,
+            "VECTOR": dtypes.vector,
+            "STOCHASTIC": self.rounding == "stochastic"
+            and torch.bfloat16 in (dtypes.iterate, dtypes.offset),
+            "num_warps": warps,
+        }
+
+    def _check_scalar(self, name: str, scalar: Tensor, dtype: torch.dtype) -> None:
+        if scalar.device != self.device or scalar.dtype != dtype or scalar.numel() != 1:
+            raise ValueError(
+                f"{name} must be one {dtype} on {self.device}, got {scalar.numel()} of "
+                f"{scalar.dtype} on {scalar.device}"
+            )
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
+            return torch.cuda.device(self.device)
+        return contextlib.nullcontext()
+
+
+def _form(argument: Any) -> Any:
+    """What Triton specializes on: dtype and alignment of a tensor, width of a number."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return argument is None or argument.bit_length() < 32
+
+
+def _written(groups: Sequence[Tensors], clock: Tensor, distance_squared: Tensor) -> list[Tensor]:
+    """The tensors that a step changes unless it is skipped."""
+    written = [clock, distance_squared]
+    for group in groups:
+        written.append(group.momentum)
+        written += group.iterates
+        moved = [gradient is not None for gradient in group.gradients]
+        written += compress(group.weights, moved)
+        written += compress(group.offsets or (), moved)
+    return written
+
+
+def _kernels() -> ModuleType:
+    """Imported on first use: the package works without Triton."""
+    from neumann.optim.backends.cuda import update_kernel
+
+    return update_kernel
+
+
+def _scalars() -> ModuleType:
+    from neumann.optim.backends.cuda import scalars_kernel
+
+    return scalars_kernel
+
+
+def _is_interpreted(kernels: ModuleType) -> bool:
+    return not isinstance(kernels.update_kernel, kernels.triton.runtime.JITFunction)

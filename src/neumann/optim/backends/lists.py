@@ -1,0 +1,95 @@
+"""The update over lists of tensors, in few kernels: eager through foreach, or traced.
+
+The equations are those of :mod:`neumann.optim.update`. A coefficient is a number for all tensors,
+in an eager step, or a list with a scalar tensor for each tensor, in a traced step. Which of those
+is zero is known only when the compiled graph runs, so a zero is masked there instead of skipped.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neumann.optim.backends.host import HostBackend
+from neumann.optim.phases import Row
+from neumann.optim.update import Tensors, apply_update, cast_to, is_one, is_zero
+
+
+def update_lists(tensors: Tensors, row: Row) -> None:
+    """The update of all tensors at once; lists are on one device and of one dtype."""
+    w, m, offset = tensors.weights, tensors.iterates, tensors.offsets
+    d: list[Any] = tensors.gradients
+    if not is_one(row.scale):
+        d = _multiply(d, row.scale)
+    if not is_zero(row.weight_decay):
+        d = _add_product(d, w, row.weight_decay)
+    if offset is not None and not is_zero(row.force):
+        d = _add_product(d, offset, row.force)
+
+    if is_zero(row.keep):
+        torch._foreach_zero_(m)
+    elif not is_one(row.keep):
+        _multiply_(m, row.keep)
+    if not is_zero(row.gain):
+        _subtract_product_(m, d, row.gain)
+
+    change = None if is_zero(row.carry) else _multiply(m, row.carry)
+    for coefficient, source in ((row.push, d), (row.shrink, w)):
+        if is_zero(coefficient):
+            continue
+        if change is None:
+            change = _multiply(source, -coefficient)
+        else:
+            _subtract_product_(change, source, coefficient)
+    if change is not None:
+        torch._foreach_add_(w, change)
+        if offset is not None:
+            torch._foreach_add_(offset, change)
+    if offset is not None and not is_one(row.follow):
+        torch._foreach_mul_(offset, row.follow)
+
+
+class ListBackend(HostBackend):
+    """Multi-tensor kernels of torch, on any device."""
+
+    name = "lists"
+
+    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+        """See `HostBackend.update`."""
+        apply_update(tensors, row, update_lists, seed)
+        return 0.0
+
+
+def _mask(tensors: list[Tensor], coefficients: list[Tensor]) -> list[Tensor]:
+    """The products, and zero where a coefficient is zero, whatever the tensor holds there."""
+    return [c * torch.where(c != 0, x, 0.0) for c, x in zip(coefficients, tensors, strict=True)]
+
+
+def _multiply(tensors: list[Tensor], coefficient: Any) -> list[Tensor]:
+    if isinstance(coefficient, list):
+        return _mask(tensors, coefficient)
+    return list(torch._foreach_mul(tensors, cast_to(tensors[0], coefficient)))
+
+
+def _multiply_(tensors: list[Tensor], coefficient: Any) -> None:
+    if isinstance(coefficient, list):
+        torch._foreach_copy_(tensors, _mask(tensors, coefficient))
+    else:
+        torch._foreach_mul_(tensors, coefficient)
+
+
+def _add_product(tensors: list[Tensor], others: list[Tensor], coefficient: Any) -> list[Tensor]:
+    if isinstance(coefficient, list):
+        return list(torch._foreach_add(tensors, _mask(others, coefficient)))
+    if isinstance(coefficient, Tensor):  # `alpha` takes numbers only
+        products = _multiply(others, coefficient)
+        torch._foreach_add_(products, tensors)
+        return products
+    return list(torch._foreach_add(tensors, others, alpha=coefficient))
+
+
+def _subtract_product_(tensors: list[Tensor], others: list[Tensor], coefficient: Any) -> None:
+    if isinstance(coefficient, list):
+        torch._foreach_sub_(tensors, _mask(others, coefficient))
+    else:
+        torch._foreach_add_(tensors, others, alpha=-coefficient)

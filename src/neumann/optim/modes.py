@@ -1,0 +1,65 @@
+"""Training weights w and evaluation weights w − μm: switching the parameters between them.
+
+Subtracting μm and adding it again would lose bits. So evaluation mode keeps a copy of w in the
+state, which goes into checkpoints too. In the warm-up m = 0, and the two are the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from neumann.optim.checkpoint import ITERATE, MOMENTUM, OFFSET, WEIGHTS
+from neumann.optim.dtensor import distribute_like, local_part
+from neumann.optim.update import evaluation_weights
+
+Entries = Sequence[tuple[Tensor, dict[str, Any]]]  # parameters with their state
+
+
+def switch_to_evaluation(entries: Entries) -> None:
+    """Put w − μm into the parameters. If that fails half-way, w is put back."""
+    try:
+        for p, state in entries:
+            state[WEIGHTS] = p.detach().clone()
+            w, m = local_part(p), local_part(state[ITERATE])
+            w.copy_(evaluation_weights(w, m, state[MOMENTUM]))
+    except BaseException:  # out of memory, an interrupt: never leave a mixture of the two
+        switch_to_training(entries)
+        raise
+
+
+def switch_to_training(entries: Entries) -> None:
+    """Put w back. A parameter without a copy has m = 0 and holds w already."""
+    for p, state in entries:
+        if WEIGHTS in state:
+            local_part(p).copy_(local_part(state.pop(WEIGHTS)))
+
+
+def compute_evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
+    """w − μm of one parameter."""
+    return evaluation_weights(w, local_part(state[ITERATE]), state[MOMENTUM])
+
+
+def compute_average(w: Tensor, state: dict[str, Any]) -> Tensor:
+    """v = w − δ of one parameter."""
+    if OFFSET not in state:
+        return w.clone()
+    return evaluation_weights(w, local_part(state[OFFSET]), 1.0)
+
+
+def derive_params(
+    groups: Sequence[dict[str, Any]],
+    states: Any,
+    compute: Callable[[Tensor, dict[str, Any]], Tensor],
+) -> dict[str, Tensor] | list[Tensor]:
+    """`compute` of each parameter's w and state, by name if all have one; copies if frozen."""
+    derived = []
+    for group in groups:
+        for p in group["params"]:
+            state = states.get(p)
+            w = local_part(p.detach() if state is None else state.get(WEIGHTS, p.detach()))
+            derived.append(distribute_like(w.clone() if state is None else compute(w, state), p))
+    if not all("param_names" in group for group in groups):
+        return derived
+    names = [name for group in groups for name in group["param_names"]]
+    return dict(zip(names, derived, strict=True))

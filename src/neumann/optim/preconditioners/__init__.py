@@ -1,0 +1,27 @@
+"""Preconditioners P: from gradients to the directions that the Neumann series sums.
+
+The series A⁻¹ = Σ(I − A)ⁱ converges as fast as A is well conditioned. With a preconditioner it is
+the series of PA, and the iteration stays the same with P(g) in place of g:
+
+    g → ±g/grad_scale + λw → P → the update
+
+P = I is the paper. To add a preconditioner, write a class with the interface of
+`protocol.Preconditioner` and, if it should have a name, list it in `NAMED`. Its defaults for
+Neumann are `_PRECONDITIONED` in `options.py`; add a case to `_usual_options` there if it needs
+others.
+
+A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction
+that is not finite. If the step is skipped, the preconditioner's state is restored.
+"""
+
+from collections.abc import Mapping
+
+from neumann.optim.preconditioners.diagonal import Diagonal
+from neumann.optim.preconditioners.momentum import Momentum
+from neumann.optim.preconditioners.protocol import Preconditioner
+from neumann.optim.preconditioners.spectral import Spectral
+
+__all__ = ["NAMED", "Diagonal", "Momentum", "Preconditioner", "Spectral"]
+
+# What `precondition="name"` can ask for.
+NAMED: Mapping[str, Preconditioner] = {p.name: p for p in (Diagonal(), Spectral())}

@@ -1,0 +1,79 @@
+"""The spectral preconditioner: momentum, then the orthogonal matrix nearest to the gradient's.
+
+For G = UΣVᵀ it gives UVᵀ: every singular direction of a layer's gradient counts the same, whatever
+its singular value. This is Shampoo's (GGᵀ)^{-1/4} G (GᵀG)^{-1/4} without memory.
+
+An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
+directions of all matrices have the same root mean square. Biases and normalization parameters get
+the diagonal preconditioner, scaled to the same size, so that one learning rate suits all tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from neumann.optim.preconditioners.diagonal import Diagonal
+from neumann.optim.preconditioners.momentum import Momentum
+from neumann.optim.preconditioners.orthogonalization import is_matrix, orthogonalize_many
+from neumann.optim.preconditioners.protocol import Preconditioner, States, is_preconditioner
+from neumann.validation import require_positive
+
+VECTOR = "vector_"  # prefix of the state that `vectors` keeps
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else."""
+
+    scale: float = 0.2  # root mean square of a direction
+    vectors: Preconditioner = field(default_factory=Diagonal)
+    before: Preconditioner | None = field(default_factory=Momentum)
+
+    name = "spectral"
+
+    def __post_init__(self) -> None:
+        require_positive("scale", self.scale)
+        for option, given in (("vectors", self.vectors), ("before", self.before)):
+            if not is_preconditioner(given) and (given is not None or option == "vectors"):
+                raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        """True unless the parameter is a matrix."""
+        return not is_matrix(parameter)
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Nothing for a matrix: its direction depends on the gradient alone."""
+        if not self.elementwise(parameter):
+            return {}
+        return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        """See `Preconditioner.apply`."""
+        matrices: dict[int, Tensor] = {}
+        rest: dict[int, dict[str, Tensor]] = {}
+        for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
+            own = vector_state(state)
+            if own or not is_matrix(gradient):  # a complex vector looks like a matrix of reals
+                rest[index] = own
+            else:
+                matrices[index] = gradient
+        found = orthogonalize_many(matrices)
+        if found:
+            scales = [self.scale * _longer_side(matrices[i]) ** 0.5 for i in found]
+            torch._foreach_mul_(list(found.values()), scales)
+        if rest:
+            others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
+            found.update(zip(rest, others, strict=True))
+        return [found[i] for i in range(len(gradients))]
+
+
+def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `vectors` remembers of a parameter; nothing for a matrix."""
+    return {key[len(VECTOR) :]: value for key, value in state.items() if key.startswith(VECTOR)}
+
+
+def _longer_side(matrix: Tensor) -> int:
+    """The larger dimension of a tensor seen as a matrix."""
+    return max(matrix.shape[0], matrix.numel() // matrix.shape[0])

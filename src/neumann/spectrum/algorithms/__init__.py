@@ -1,0 +1,5 @@
+"""Algorithms that learn the spectrum of a matrix from its products with vectors.
+
+`lanczos` finds the ends of the spectrum, each with an error bound; `density` estimates how the
+eigenvalues are distributed.
+"""

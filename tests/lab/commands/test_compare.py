@@ -1,0 +1,63 @@
+"""`neumann compare`: what it prints, and what it refuses."""
+
+import re
+
+import pytest
+
+from neumann.lab.commands.main import main
+
+
+@pytest.mark.usefixtures("no_report")
+def test_prints_progress_table_and_places(tmp_path, capsys):
+    words = ["compare", "--arms", "sgd", "adamw:lr=2e-3", "sgd:lr=1e30", "--target", "50"]
+    words += ["--seeds", "1", "--epochs", "1", "--output", str(tmp_path / "x")]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "adamw:lr=2e-3" in printed.out
+    assert "steps to" in printed.out
+    assert f"records: {tmp_path / 'x'}" in printed.out
+    assert "…" not in printed.out  # nothing is cut where it is not a terminal
+    lines = printed.err.splitlines()
+    assert re.fullmatch(r"2/3  adamw:lr=2e-3  seed 0  \d+\.\d\d %", lines[1])
+    assert lines[2] == "3/3  sgd:lr=1e30  seed 0  diverged"
+    assert main(words) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "3/3  finished before"
+
+
+@pytest.mark.usefixtures("no_report")
+def test_prints_notes_below_the_table(tmp_path, capsys):
+    words = ["compare", "--epochs", "1", "--output", str(tmp_path)]
+    assert main([*words, "--arms", "neumann", "sgd", "adamw", "--seeds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    warmup = "neumann: all 22 steps were its SGD warm-up; the Neumann iteration never began"
+    assert lines[-4:-2] == [warmup, "p values are not corrected for multiple comparisons"]
+    assert main([*words, "--arms", "sgd", "adamw", "--seeds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"\n4 finished runs in {tmp_path} are not shown\n" in printed
+    assert "never began" not in printed
+    assert "not corrected" not in printed
+    assert main([*words, "--arms", "neumann", "sgd", "adamw", "--seeds", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "6/6  finished before\n"
+    assert "not shown" not in printed.out
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "demo"])
+def test_torchrun_is_refused(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([command, "--output", str(tmp_path / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"neumann: neumann {command} runs in one process")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("arms", ['"neumann"', "3", "[3]"])
+def test_arms_in_a_file_must_be_a_list(arms, tmp_path, capsys):
+    file = tmp_path / "c.toml"
+    file.write_text(f"arms = {arms}")
+    assert main(["compare", "--config", str(file), "--output", str(tmp_path / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert 'arms must be a list, as in ["neumann", "sgd"]; got ' in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,197 @@
+"""The command line: mistakes are one line with exit code 2, and written settings can be reused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import neumann
+from neumann.lab.commands.main import main
+from neumann.lab.commands.parser import parse_flags
+from neumann.lab.storage.reading import read_config
+from tests.support.timeouts import PROCESS_TIMEOUT
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for command in ("train", "compare", "sweep", "spectrum", "report", "demo"):
+        assert f" {command} " in printed
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep", "spectrum", "demo", "report"])
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_of_a_command_fits_the_terminal(command, width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert f"usage: neumann {command}" in printed
+    assert max(map(len, printed.splitlines())) <= max(width, 100)
+    if command != "report":
+        assert "(default: " in printed
+        assert "--config FILE" in printed
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"neumann {neumann.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'; the nearest: train"),
+        (["train", "--epoch", "3"], "unknown flag '--epoch'; the nearest: --epochs"),
+        (["train", "--epoch=3"], "unknown flag '--epoch'; the nearest: --epochs"),
+        (["compare", "--arm", "sgd"], "unknown flag '--arm'; the nearest: --arms"),
+        (["train", "sgd"], "neumann train: unexpected argument 'sgd'"),
+        (["train", "--epochs", "x"], "--epochs must be a whole number, got 'x'"),
+        (["train", "--epochs", "1.5"], "--epochs must be a whole number, got '1.5'"),
+        (["train", "--epochs"], "--epochs needs a value"),
+        (["train", "--lr", "fast"], "--lr must be a number, got 'fast'"),
+        (["train", "--smoothing", "x"], "--smoothing must be a number, got 'x'"),
+        (["train", "--micro-batch-size", "x"], "--micro-batch-size must be a whole number"),
+        (["train", "--sched", "cosin"], "unknown --sched 'cosin'; the nearest: cosine"),
+        (["compare", "--arms"], "--arms must name at least one optimizer"),
+        (["sweep", "--lr", "0.1"], "--lr must be LOW:HIGH:COUNT"),
+        (["demo", "--seeds", "0"], "--seeds must be at least 1"),
+        (["report"], "neumann report needs the folder"),
+        (["report", "--flag"], "unknown flag '--flag'"),
+        (["train", "--config"], "--config needs a file"),
+        (["train", "--epochs", "--lr", "1"], "--epochs needs a value"),
+        (["train", "--download", "--epochs"], "--epochs needs a value"),
+        (["train", "--no-flip=3"], "neumann train: unexpected argument '3'"),
+    ],
+)
+def test_usage_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"neumann: {message}")
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", 'epochs = "many"', "--epochs must be a whole number, got 'many'"),
+        ("a.toml", "epochs = 1.5", "--epochs must be a whole number, got '1.5'"),
+        ("a.toml", 'sched = "cosin"', "unknown --sched 'cosin'; the nearest: cosine"),
+        ("a.toml", "epoch = 3", "unknown setting 'epoch'; the nearest: epochs"),
+        ("a.json", "{}", "holds no settings of a run"),
+        ("a.json", "[1", "is damaged"),
+    ],
+)
+def test_config_file_errors_are_one_line(name, text, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert main(["train", "--config", name]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.slow
+def test_usage_errors_are_one_line_in_a_terminal():
+    """In a terminal tyro would draw boxes in color."""
+    if shutil.which("script") is None:
+        pytest.skip("needs the command script, which makes a terminal")
+    words = f"{sys.executable} -m neumann train --sched cosin"
+    done = subprocess.run(
+        ["script", "-qec", words, "/dev/null"],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
+        timeout=PROCESS_TIMEOUT,
+    )
+    expected = b"neumann: unknown --sched 'cosin'; the nearest: cosine\r\n"
+    assert (done.returncode, done.stdout) == (2, expected)
+
+
+def test_written_run_config_can_be_reused(tmp_path):
+    words = ["train", "--opt", "adamw:betas=(0.8,0.9)", "--epochs", "1", "--smoothing", "0.1"]
+    assert main([*words, "--target", "50", "--output", str(tmp_path / "a")]) == 0
+    kept = tmp_path / "a" / "config.json"
+    assert main(["train", f"--config={kept}", "--seed", "3", "--output", str(tmp_path / "b")]) == 0
+    first, second = (read_config(tmp_path / name) for name in "ab")
+    assert {**first, "seed": 3} == second
+
+
+@pytest.mark.usefixtures("no_report")
+def test_written_comparison_can_be_reused(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('arms = ["sgd", "adamw:lr=0.01"]\nseeds = 1\nepochs = 1\nlr = 0.1\n')
+    assert main(["compare", "--config", str(file), "--output", str(tmp_path / "a")]) == 0
+    kept = str(tmp_path / "a" / "comparison.json")
+    assert main(["compare", "--config", kept, "--output", str(tmp_path / "b")]) == 0
+    first, second = (json.loads((tmp_path / n / "comparison.json").read_text()) for n in "ab")
+    assert first == second
+    assert first["settings"]["lr"] == 0.1
+
+
+def test_flags_override_the_config_file(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("epochs = 3\nlr = 0.1\nflip = false\nmicro-batch-size = 8\n")
+    config = parse_flags("train", ["--lr", "0.2", f"--config={file}"])
+    assert (config.epochs, config.lr, config.flip, config.micro_batch_size) == (3, 0.2, False, 8)
+    assert (config.batch_size, config.model) == (64, "mlp")
+
+
+def test_ctrl_c_prints_one_line(monkeypatch, capsys):
+    def interrupt(config, ranks):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", interrupt)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "neumann: stopped by SIGINT\n"
+
+
+def test_sigterm_prints_one_line(monkeypatch, capsys):
+    def interrupt(config, ranks):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", interrupt)
+    assert main(["train"]) == 143
+    assert capsys.readouterr().err == "neumann: stopped by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_closed_pipe_is_silent():
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "neumann", "train", "--help"]
+    done = subprocess.run(
+        words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=PROCESS_TIMEOUT
+    )
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_missing_report_package_is_a_hint(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "neumann.lab.report", None)  # as if it could not be imported
+    words = ["compare", "--arms", "sgd", "--seeds", "1", "--epochs", "1"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    assert "neumann: no report: `pip install neumann-optimizer[lab]`" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+
+
+@pytest.mark.slow
+def test_report_prints_its_path(tmp_path, capsys):
+    assert main(["train", "--epochs", "1", "--output", str(tmp_path / "a")]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "a")]) == 0
+    path = capsys.readouterr().out.strip()
+    assert path.startswith(str(tmp_path / "a"))
+    assert os.path.getsize(path) > 0
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

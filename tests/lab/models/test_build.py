@@ -1,0 +1,184 @@
+"""Models by name: outputs, sizes, and data sets they cannot read; and the loss."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from neumann.lab.data import Dataset, Plan, load
+from neumann.lab.errors import UsageError
+from neumann.lab.models import build, classification_loss, list_fitting_models
+from neumann.lab.models.text_models import GPT
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "tale.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    return {
+        "vector": load("digits"),
+        "image": load("synthetic:3x32x32,10,20"),
+        "gray": load("synthetic:1x28x28,10,20"),
+        "text": load(f"text:{path}", context=16),
+    }
+
+
+def weights(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def one_step(model, dataset, batch=4):
+    """Take one training step on a batch; return the loss before and after."""
+    torch.manual_seed(0)
+    [(x, y)] = next(dataset.train.batches(Plan(batch)))
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = classification_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        logits = model(x)
+    assert logits.shape == (*y.shape, dataset.classes)
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mlp", "vector"),
+        ("mlp", "image"),
+        ("cnn", "image"),
+        ("cnn", "gray"),
+        ("resnet9", "image"),
+        ("resnet9", "gray"),
+        ("resnet18", "image"),
+        ("gru", "text"),
+        ("gpt", "text"),
+    ],
+)
+def test_a_step_lowers_the_loss(data, name, kind):
+    torch.manual_seed(0)
+    before, after = one_step(build(name, data[kind]), data[kind])
+    assert after < before
+
+
+def test_resnet9_has_the_published_layers(data):
+    model = build("resnet9", data["image"])
+    assert weights(model) == 6_573_120
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [64, 128, 128, 128, 256, 512, 512, 512]
+    linear = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    assert linear.bias is None
+    features = torch.randn(2, 512, 4, 4)
+    last = list(model)[-4:]
+    expected = 0.125 * features.amax((2, 3)) @ linear.weight.T
+    torch.testing.assert_close(nn.Sequential(*last)(features), expected)
+
+
+def test_resnet18_has_the_published_size(data):
+    model = build("resnet18", data["image"])
+    assert weights(model) == 11_173_962
+    assert not any(isinstance(m, nn.MaxPool2d) for m in model.modules())
+
+
+def test_the_size_of_the_mlp_for_digits(data):
+    assert weights(build("mlp", data["vector"])) == 65 * 128 + 129 * 64 + 65 * 10
+
+
+@pytest.mark.parametrize("name", ["gru", "gpt"])
+def test_text_models_are_causal(data, name):
+    model = build(name, data["text"]).eval()
+    [(x, _)] = next(data["text"].test.batches(Plan(2, train=False)))
+    changed = x.clone()
+    changed[:, 9:] = (x[:, 9:] + 1) % data["text"].classes
+    with torch.no_grad():
+        before, after = model(x), model(changed)
+    torch.testing.assert_close(before[:, :9], after[:, :9])
+    assert not torch.allclose(before[:, 9:], after[:, 9:])
+
+
+def test_gpt_ties_its_head_and_refuses_long_windows(data):
+    model = build("gpt", data["text"])
+    assert model.head.weight is model.embedding.weight
+    assert isinstance(model, GPT)
+    shorter = model(torch.zeros(1, 5, dtype=torch.int64))
+    assert shorter.shape == (1, 5, data["text"].classes)
+    with pytest.raises(ValueError, match="a window may have 16 characters, got 17"):
+        model(torch.zeros(1, 17, dtype=torch.int64))
+
+
+def test_weights_come_from_the_global_generator(data):
+    first, second, other = (
+        (torch.manual_seed(seed), build("mlp", data["vector"]))[1] for seed in (1, 1, 2)
+    )
+    pairs = list(zip(first.parameters(), second.parameters(), strict=True))
+    assert all(a.equal(b) for a, b in pairs)
+    assert not next(first.parameters()).equal(next(other.parameters()))
+
+
+@pytest.mark.slow
+def test_importing_needs_no_optional_package():
+    script = "import sys, neumann.lab.data, neumann.lab.models; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert {"torchvision", "timm", "sklearn", "PIL"}.isdisjoint(output.stdout.split())
+
+
+def test_list_fitting_models(data):
+    assert list_fitting_models(data["vector"]) == ["mlp"]
+    assert list_fitting_models(data["image"]) == ["mlp", "cnn", "resnet9", "resnet18", "timm:NAME"]
+    assert list_fitting_models(data["text"]) == ["gru", "gpt"]
+    tiny = Dataset("tiny", data["image"].train, data["image"].test, 10, (3, 6, 6), "image")
+    assert list_fitting_models(tiny) == ["mlp", "cnn", "resnet18", "timm:NAME"]
+    with pytest.raises(UsageError, match="resnet9 reads images of at least 8x8, but tiny holds"):
+        build("resnet9", tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("gpt", "image", "gpt reads text, but .* holds images of 3x32x32; .*: mlp, cnn, resnet9"),
+        ("cnn", "vector", "cnn reads images, but digits holds vectors of 64; .* fit: mlp$"),
+        ("mlp", "text", "mlp reads vectors or images, but .* holds text of 16; .*: gru, gpt$"),
+        ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
+        ("resnet", "image", "unknown model 'resnet'; the nearest: resnet9, resnet18"),
+        ("xyz", "image", "unknown model 'xyz'; there are: mlp, .*, timm:NAME"),
+    ],
+)
+def test_wrong_names_and_data_sets_are_refused(data, name, kind, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        build(name, data[kind])
+    assert "\n" not in str(caught.value)
+
+
+LOGITS, AUXILIARY = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(6) % 5
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_smoothed_loss(smoothing):
+    chosen = torch.full((6, 5), smoothing / 5)
+    chosen[torch.arange(6), LABELS] += 1 - smoothing
+    expected = -(chosen * LOGITS.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(classification_loss(LOGITS, LABELS, smoothing), expected)
+
+
+def test_loss_with_an_auxiliary_head():
+    expected = cross_entropy(LOGITS, LABELS) + 0.4 * cross_entropy(AUXILIARY, LABELS)
+    torch.testing.assert_close(classification_loss((LOGITS, AUXILIARY), LABELS), expected)
+
+
+def test_loss_averages_over_batch_and_time():
+    loss = classification_loss(LOGITS.view(2, 3, 5), LABELS.view(2, 3))
+    torch.testing.assert_close(loss, cross_entropy(LOGITS, LABELS))

@@ -1,0 +1,196 @@
+"""Pages of every kind of folder, awkward ones included; text never becomes markup."""
+
+import re
+import sys
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+
+from neumann.lab.errors import UsageError
+from neumann.lab.report import write_report
+from neumann.lab.report.page import breakable, highlight
+from neumann.lab.studies.comparison import run_comparison
+from neumann.lab.studies.settings import CompareConfig
+from tests.lab.report.test_training_plots import HOSTILE
+from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
+
+LONG = "neumann:warmup_epochs=1,reset_epochs=2,momentum=0.85,cubic=1e-6,bounded=false"
+
+
+class Reader(HTMLParser):
+    """Collects text, ids, plots and everything that could run or load."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.tags, self.ids, self.plots, self.active = "", [], [], [], []
+
+    def handle_starttag(self, name, attributes):
+        given = dict(attributes)
+        self.tags.append(name)
+        self.ids += [given["id"]] if "id" in given else []
+        self.plots += [given["data-plot"]] if "data-plot" in given else []
+        self.active += [(name, key) for key in given if key.startswith("on") or key == "src"]
+        self.active += [(name, "")] if name in ("script", "iframe", "object", "embed") else []
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(path):
+    reader = Reader()
+    reader.feed(path.read_text())
+    return reader
+
+
+METRICS = {
+    f"{name}-{axis}"
+    for name in ("accuracy", "loss", "train-loss", "learning-rate")
+    for axis in ("epochs", "steps", "seconds")
+}
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_trained(tmp_path):
+    """The one report made from real runs."""
+    config = CompareConfig(
+        arms=("neumann:warmup_epochs=1", "sgd", "sgd:lr=1e30"), seeds=2, epochs=2, target=50.0
+    )
+    run_comparison(config, tmp_path)
+    path = write_report(tmp_path)
+    page = read_page(path)
+    assert path == tmp_path / "report.html"
+    assert set(page.plots) == METRICS | {"distance", "forces", "lr-sensitivity"}
+    assert {png.stem for png in (tmp_path / "plots").iterdir()} == set(page.plots)
+    for png in (tmp_path / "plots").iterdir():
+        assert png.read_bytes().startswith(b"\x89PNG")
+    assert len(page.ids) == len(set(page.ids))
+    assert "sgd:lr=1e30 diverged in 2 of 2 runs" in page.text
+    assert "steps to 50 %" in page.text
+    assert "Shaded: the warm-up of neumann:warmup_epochs=1; dotted: its resets." in page.text
+    assert "Older records" not in page.text
+    assert path.stat().st_size < 1_000_000
+
+
+def test_a_run(tmp_path, quick):
+    page = read_page(write_report(fake_run(tmp_path, "neumann", data="text:a/b.txt", model="gpt")))
+    assert set(page.plots) == METRICS | {"distance", "forces"}
+    assert "neumann on text:a/b.txt" in page.text
+    assert "hardware.cpu_count" in page.text
+
+
+def test_a_run_that_has_only_started(tmp_path, quick):
+    page = read_page(write_report(fake_run(tmp_path, "neumann", ended=0)))
+    assert page.plots == []
+    assert "Unfinished: 0 of 6 epochs" in page.text
+
+
+def test_a_run_recorded_before_runs_had_timetables(tmp_path, quick):
+    folder = fake_run(tmp_path, "neumann:warmup_epochs=1", timetable=False)
+    page = read_page(write_report(folder))
+    assert set(page.plots) == METRICS | {"distance", "forces"}
+    assert "Shaded: the warm-up of neumann:warmup_epochs=1" in page.text
+
+
+def test_a_sweep(tmp_path, quick):
+    rates = [0.1, 0.4, 0.8]
+    folder = fake_sweep(tmp_path, {"neumann": rates, "sgd": rates}, {"neumann": 0.4, "sgd": 0.4})
+    page = read_page(write_report(folder))
+    assert set(page.plots) == METRICS | {"distance", "forces", "lr-sensitivity"}
+    assert "Learning rates of neumann and sgd on digits" in page.text
+    assert "chosen" in page.text
+
+
+def test_an_unfinished_sweep(tmp_path, quick):
+    page = read_page(write_report(fake_sweep(tmp_path, {"sgd": [0.1, 0.4]}, None)))
+    assert page.plots == ["lr-sensitivity"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "seeds", "common"),
+    [
+        ({"sgd": {}, "adam": {}}, 1, {"epochs": 1}),
+        ({"neumann": {"diverged": 2}, "sgd": {"diverged": 60}}, 3, {}),
+        ({f"sgd:momentum=0.{i}": {} for i in range(12)}, 10, {"epochs": 2, "log_every": 20}),
+        ({LONG: {}, LONG + ",average=0.9": {"only": 1}}, 2, {"batchnorm": True}),
+        ({"neumann": {"only": 0}, "sgd": {"only": 0}}, 2, {}),
+    ],
+    ids=["single", "diverged", "many", "long", "nothing"],
+)
+def test_awkward_comparisons(tmp_path, quick, arms, seeds, common):
+    folder = fake_comparison(tmp_path, arms, seeds, target=97.5, **common)
+    page = read_page(write_report(folder))
+    assert all(arm in page.text for arm in arms)
+    assert page.active == []
+    # A number that is missing must not show as one of these.
+    assert not re.search(r"\b(nan|inf)\b", page.text)
+
+
+def test_seeds_and_differences_of_settings(tmp_path, quick):
+    folder = fake_comparison(tmp_path, {"sgd": {}, "adam": {"smoothing": 0.1}}, 2)
+    html = write_report(folder).read_text()
+    assert "<mark>0.1</mark>" in html
+    assert "<mark>adam</mark>" in html
+    assert "seed 1" in html
+    assert "Settings that all arms share" in html
+
+
+def test_different_environments_are_pointed_out(tmp_path, quick):
+    folder = fake_comparison(tmp_path, {"sgd": {}}, 2)
+    config = folder / "sgd" / "seed-1" / "config.json"
+    config.write_text(config.read_text().replace('"torch": "', '"torch": "9.'))
+    page = read_page(write_report(folder))
+    assert "Not all runs had the same environment: versions.torch differs" in page.text
+
+
+def test_text_from_records_never_becomes_markup(tmp_path, quick):
+    arms = {
+        name: {"data": "</style><script>x</script>", "model": "a\x00\ud800b"} for name in HOSTILE
+    }
+    path = write_report(fake_comparison(tmp_path / "<i>x</i>", arms, 2))
+    page = read_page(path)
+    assert all(name in page.text for name in HOSTILE)
+    assert page.active == []
+    assert "img" not in page.tags
+    assert "i" not in page.tags
+    assert page.tags.count("style") == 1
+    assert "a\ufffd\ufffdb" in page.text
+
+
+def test_templates_never_switch_escaping_off():
+    templates = files("neumann.lab.report") / "templates"
+    for template in templates.iterdir():
+        assert not re.search(r"\|\s*safe|autoescape", template.read_text(encoding="utf-8"))
+
+
+def test_filters_escape_what_they_are_given():
+    assert breakable("a:<b>=1,c_d") == "a:<wbr>&lt;b&gt;=1,<wbr>c_d"
+    assert breakable("text://x") == "text://<wbr>x"
+    marked = "<b>a:<wbr>&lt;i&gt;</b> beats <b>a</b> by &lt;2&gt;."
+    assert highlight("a:<i> beats a by <2>.", {"a", "a:<i>"}) == marked
+    assert highlight("a < b", set()) == "a &lt; b"
+
+
+@pytest.mark.parametrize(("package", "module"), [("matplotlib", "drawing"), ("jinja2", "page")])
+def test_a_missing_package_is_an_error_that_names_the_extra(tmp_path, monkeypatch, package, module):
+    monkeypatch.delitem(sys.modules, f"neumann.lab.report.{module}")
+    monkeypatch.delattr(f"neumann.lab.report.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"{package}.*neumann-optimizer\[lab\]"):
+        write_report(fake_run(tmp_path))
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, quick):
+    folder = fake_run(tmp_path, epochs=1)
+    (folder / "plots").write_text("a file with the name of the folder")
+    with pytest.raises(UsageError, match="cannot write the report"):
+        write_report(folder)
+
+
+def test_several_p_values_come_with_a_warning(tmp_path, quick):
+    note = "The p values are not corrected for multiple comparisons."
+    arms = {"neumann": {}, "sgd": {}, "adam": {}}
+    assert note in read_page(write_report(fake_comparison(tmp_path / "a", arms))).text
+    del arms["adam"]
+    assert note not in read_page(write_report(fake_comparison(tmp_path / "b", arms))).text

@@ -1,0 +1,90 @@
+"""Plots of training: forces, recalibration and learning rates; and how they are drawn."""
+
+import io
+from xml.etree.ElementTree import fromstring
+
+import pytest
+from PIL import Image
+
+from neumann.lab.report.drawing import draw
+from neumann.lab.report.palette import line_style
+from neumann.lab.report.study import read_study
+from neumann.lab.report.training_plots import (
+    plot_forces,
+    plot_metrics,
+    plot_recalibration,
+    plot_sensitivity,
+)
+from tests.support.fake_records import fake_comparison, fake_sweep
+
+HOSTILE = (
+    "<script>window.hacked=1</script>",
+    '"><img src=x onerror="hacked=1">',
+    "$\\frac{a$ _b",
+    "{{ 7 * 6 }}{% raw %}",
+)
+
+
+def drawn_parts(plot):
+    """Return (arm, part) of what the SVG of a plot shows, in its order."""
+    elements = fromstring(draw(plot).svg).iter()
+    return [(e.get("data-curve"), e.get("data-part")) for e in elements if e.get("data-part")]
+
+
+def test_forces_leave_zeros_out(tmp_path):
+    study = read_study(fake_comparison(tmp_path, {"neumann:warmup_epochs=1": {}, "sgd": {}}, 2))
+    distance, forces = plot_forces(study)
+    assert {curve.label for curve in distance.curves} == {"neumann:warmup_epochs=1"}
+    assert [curve.part for curve in forces.curves] == ["repulsive force", "attractive force"]
+    assert all(value != 0 for curve in forces.curves for value in curve.y)
+    assert distance.phases[0].resets == (21 / 20,)
+    assert draw(forces).png
+
+
+def test_recalibrated_accuracy_appears_next_to_the_plain_one(tmp_path):
+    study = read_study(fake_comparison(tmp_path / "a", {"sgd": {}}, 2, batchnorm=True))
+    plot = plot_recalibration(study)
+    assert [curve.part for curve in plot.curves] == ["plain", "recalibrated"]
+    assert plot.curves[1].y[-1] == pytest.approx(plot.curves[0].y[-1] + 0.6)
+    assert plot_recalibration(read_study(fake_comparison(tmp_path / "b", {"sgd": {}}))) is None
+
+
+def test_sensitivity_marks_choice_and_divergence(tmp_path):
+    folder = fake_sweep(tmp_path, {"sgd": [0.1, 0.4, 1.6]}, {"sgd": 0.4}, wild=1.0)
+    plot = plot_sensitivity(read_study(folder).sensitivities, held_out=True)
+    assert plot.curves[0].x == (0.1, 0.4)
+    assert [(point.part, point.x) for point in plot.points] == [("diverged", 1.6), ("chosen", 0.4)]
+    assert plot.curves[0].has_band
+    assert [part for _, part in drawn_parts(plot)] == ["spread", "mean", "diverged", "chosen"]
+
+
+def test_a_single_learning_rate_next_to_one_that_diverged_draws_without_a_warning(tmp_path):
+    """pytest turns warnings into errors."""
+    arms = {"sgd:lr=0.1": {}, "sgd:lr=1e30": {"diverged": 3}}
+    plot = plot_sensitivity(read_study(fake_comparison(tmp_path, arms, 2)).sensitivities, False)
+    assert [curve.x for curve in plot.curves] == [(0.1,)]
+    draw(plot)
+
+
+def test_equal_records_make_equal_pictures(tmp_path):
+    study = read_study(fake_comparison(tmp_path, {"neumann": {}, "sgd": {}}, 2, epochs=2))
+    plot = plot_metrics(study, "steps")[0]
+    assert draw(plot) == draw(plot)
+
+
+def test_a_png_is_opaque(tmp_path):
+    """Dark text on a transparent background could not be read in a dark viewer."""
+    study = read_study(fake_comparison(tmp_path, {"sgd": {}}, 1, epochs=1))
+    png = Image.open(io.BytesIO(draw(plot_metrics(study, "steps")[0]).png))
+    assert png.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
+
+
+def test_text_in_pictures_is_neither_markup_nor_mathematics(tmp_path):
+    study = read_study(fake_comparison(tmp_path, {name: {} for name in HOSTILE}, 1, epochs=1))
+    parts = drawn_parts(plot_metrics(study, "steps")[0])
+    assert [curve for curve, part in parts if part == "mean"] == list(HOSTILE)
+
+
+def test_twelve_arms_look_different():
+    assert len({line_style(index) for index in range(12)}) == 12
+    assert len({line_style(index) for index in range(60)}) == 60

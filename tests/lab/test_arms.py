@@ -1,0 +1,161 @@
+"""Arms: they build the optimizer that they name, and mistakes are refused in one line."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from neumann import Neumann
+from neumann.lab.arms import RECIPES, Arm, build_optimizer, evaluation_mode
+from neumann.lab.errors import UsageError
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_optimizer_takes_a_step_that_helps(name):
+    net = model()
+    optimizer = build_optimizer(Arm.parse(name), net, steps_per_epoch=2)
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    y = (x[:, 0] > 0).long()
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("sgd", {}),
+        ("sgd:lr=0.4", {"lr": 0.4}),
+        ("adamw:betas=(0.9,0.95),lr=2e-3", {"betas": (0.9, 0.95), "lr": 2e-3}),
+        (
+            "neumann:bounded=false,variables=elements,state_dtype=none",
+            {"bounded": False, "variables": "elements", "state_dtype": None},
+        ),
+    ],
+)
+def test_an_arm_is_parsed_and_formatted(text, options):
+    arm = Arm.parse(text)
+    assert dict(arm.options) == options
+    assert Arm.parse(str(arm)) == arm
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("neuman", "unknown optimizer 'neuman'; the nearest: neumann"),
+        ("zzz", "unknown optimizer 'zzz'; there are: neumann, sgd"),
+        ("sgd:lr", "'lr' should be key=value"),
+        ("sgd:lr=1,lr=2", "names lr twice"),
+        ("sgd:momentm=0.9", "unknown option of sgd 'momentm'; the nearest: momentum"),
+        ("sgd:params=1", "unknown option of sgd 'params'"),
+        ("neumann:momentum=2", "momentum must be in"),
+        ("adam:lr=-1", "Invalid learning rate"),
+        ("neumann:precondition=nowhere:P", "precondition: there is no module nowhere"),
+        ("neumann:precondition=math:P", "unknown function of math 'P'"),
+        ("neumann:precondition=math:sqrt", "precondition math:sqrt: TypeError"),
+        ("neumann:precondition=builtins:dict", "precondition must be"),
+    ],
+)
+def test_bad_arms_are_refused_in_one_line(text, message):
+    with pytest.raises(UsageError) as caught:
+        build_optimizer(Arm.parse(text), model(), steps_per_epoch=1)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_of_neumann_is_reachable():
+    text = "neumann:lr=0.3,warmup_steps=3,reset_steps=0,cubic=0.0,repulsive=0.0,foreach=true"
+    optimizer = build_optimizer(Arm.parse(text), model(), steps_per_epoch=7)
+    assert isinstance(optimizer, Neumann)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["warmup_steps"], group["cubic"]) == (0.3, 3, 0.0)
+    assert group["foreach"] is True
+
+
+def test_a_preconditioner_written_by_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    body = "from neumann.optim.preconditioners import Diagonal\n\ndef slow():\n    "
+    (tmp_path / "mine_for_the_lab.py").write_text(body + "return Diagonal(decay=0.5)\n")
+    arm = Arm.parse("neumann:precondition=mine_for_the_lab:slow")
+    optimizer = build_optimizer(arm, model(), steps_per_epoch=7)
+    assert optimizer.param_groups[0]["precondition"].decay == 0.5
+
+
+PRECONDITIONED = [
+    "",
+    ":precondition=none",
+    ":precondition=diagonal",
+    ":precondition=spectral",
+    ":precondition=mine:P",
+]
+
+
+def test_epochs_become_steps():
+    optimizer = build_optimizer(Arm.parse("neumann"), model(), steps_per_epoch=7)
+    assert optimizer.param_groups[0]["warmup_steps"] == 35
+
+
+def test_the_lr_of_the_arm_wins_then_the_commands_then_the_recipes():
+    assert Arm.parse("sgd:lr=3").lr(2.0) == 3
+    assert Arm.parse("sgd").lr(2.0) == 2
+    assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
+    usual = [Arm.parse(f"neumann{p}").lr() for p in PRECONDITIONED]
+    assert usual == [0.2, 0.2, 0.03, 0.03, 0.03]
+
+
+def test_weight_decay_spares_biases_and_norms_if_the_recipe_says_so():
+    def decays(text):
+        optimizer = build_optimizer(Arm.parse(text), model(), weight_decay=0.1, steps_per_epoch=1)
+        return {p.ndim: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+
+    assert decays("adamw") == {2: 0.1, 1: 0.0}
+    assert decays("sgd") == {2: 0.1, 1: 0.1}
+    assert decays("sgd:decay_norms=false") == {2: 0.1, 1: 0.0}
+    assert decays("neumann") == decays("neumann:precondition=none") == {2: 0.1, 1: 0.1}
+    assert decays("neumann:precondition=spectral") == {2: 0.1, 1: 0.0}
+    assert decays("adamw:decay_norms=true,weight_decay=0.3") == {2: 0.3, 1: 0.3}
+
+
+def test_a_frozen_model_is_refused():
+    net = model().requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter that requires gradients"):
+        build_optimizer(Arm.parse("sgd"), net, steps_per_epoch=1)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(UsageError, match=r"needs timm.*pip install neumann-optimizer\[timm\]"):
+        build_optimizer(Arm.parse("lamb"), model(), steps_per_epoch=1)
+
+
+@pytest.mark.parametrize("name", ["neumann:warmup_steps=0", "schedulefree", "sgd"])
+def test_evaluation_mode_switches_to_the_evaluation_weights(name):
+    net = model()
+    optimizer = build_optimizer(Arm.parse(name), net, steps_per_epoch=1)
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    before = [p.detach().clone() for p in net.parameters()]
+    with evaluation_mode(optimizer):
+        inside = [p.detach().clone() for p in net.parameters()]
+    after = list(net.parameters())
+    assert all(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
+    switched = not all(torch.equal(a, b) for a, b in zip(before, inside, strict=True))
+    assert switched == (name != "sgd")
