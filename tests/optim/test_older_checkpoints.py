@@ -20,12 +20,13 @@ OPTIONS = {
     "own": {"precondition": Spectral(scale=0.5, before=Momentum(0.8))},
     "eval": {},  # saved in evaluation mode
 }
-SAVED_AT, END = 13, 30
+# Few steps: the spectral form amplifies the rounding of another machine about twofold per step.
+SAVED_AT, END = 13, 19
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_training_continues(name):
-    """On the machine that wrote the file the bits are the same; elsewhere up to float32."""
+    """The kind of machine that wrote the file gives the same bits, others the same to 1e-5."""
     saved = torch.load(io.BytesIO(lzma.decompress(FILE.read_bytes())), weights_only=True)[name]
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     clock = {"warmup_steps": 3, "reset_steps": 4}
@@ -40,6 +41,6 @@ def test_training_continues(name):
         model(x).square().mean().backward()
         optimizer.step()
     # bfloat16 state is rounded with noise that depends on the kernel, so it may differ more.
-    tolerance = 2e-2 if name == "bf16" else 1e-4
+    tolerance = 2e-2 if name == "bf16" else 1e-5
     for found, expected in zip(model.parameters(), saved["end"], strict=True):
         torch.testing.assert_close(found, nn.Parameter(expected), rtol=tolerance, atol=tolerance)
