@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
-from neumann.lab.studies.statistics import common_seeds, mean_interval, paired_difference
+from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 
 ENTRANTS = ("Neumann spectral", "Muon", "AdamW", "SGD-Nesterov")
 BATCHES = (512, 8192)
@@ -40,7 +40,7 @@ def format_scores(ledger: ContestLedger) -> str:
             scores[entrant] = {seed: read_accuracy(run) for seed, run in found.items()}
         for entrant, own in scores.items():
             mean = mean_interval(list(own.values()))
-            lead = paired_difference(*common_seeds(scores[ENTRANTS[0]], own))
+            lead = paired_difference(*select_common_seeds(scores[ENTRANTS[0]], own))
             interval = "" if mean.low is None else f"{mean.low:.2f} to {mean.high:.2f}"
             rows.append([str(batch), entrant, str(mean.n), format_cell(mean.mean, "{:.2f}")])
             rows[-1] += [interval, format_difference(lead.mean, lead.low, lead.high)]

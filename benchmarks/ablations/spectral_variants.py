@@ -26,7 +26,7 @@ from benchmarks.contest.stages import Contest, ContestOptions
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
 from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
-from neumann.lab.studies.statistics import common_seeds, paired_difference
+from neumann.lab.studies.statistics import paired_difference, select_common_seeds
 from neumann.lab.training.loop import Training
 from neumann.lab.training.records import Summary
 
@@ -165,7 +165,7 @@ def format_scores(ledger: ContestLedger, keys: dict[str, list[RunKey]]) -> str:
         if name == BASELINE:
             cells += ["", ""]
         else:
-            found = paired_difference(*common_seeds(own, scores[BASELINE]))
+            found = paired_difference(*select_common_seeds(own, scores[BASELINE]))
             cells.append(format_difference(found.mean, found.low, found.high))
             cells.append(format_cell(found.p, "{:.2g}"))
         rows.append(cells)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common.ledger import MissingRunError, Run
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
 from benchmarks.contest.tuning import FINAL_EPOCHS, Search, Tuning
-from neumann.lab.studies.statistics import common_seeds, mean_interval, paired_difference
+from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 
 EntrantRow = dict[str, Any]  # an entrant at one batch size, as in results/large-batch.json
 BatchSummary = dict[str, Any]  # model, batch, best_peer, and the rows of all entrants
@@ -97,5 +97,5 @@ def _find_range(ledger: ContestLedger, chosen: RunKey, epochs: int) -> dict[str,
 
 
 def _compare(row: EntrantRow, peer: EntrantRow) -> dict[str, Any] | None:
-    ours, theirs = common_seeds(row["scores"], peer["scores"])
+    ours, theirs = select_common_seeds(row["scores"], peer["scores"])
     return asdict(paired_difference(ours, theirs)) if ours else None

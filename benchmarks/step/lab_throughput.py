@@ -27,7 +27,7 @@ from benchmarks.common.timing import read_clock, take_turns
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Plan
 from neumann.lab.models import build
-from neumann.lab.training.gradients import CapturedGradients, Gradients
+from neumann.lab.training.gradients import CapturedGradientComputer, GradientComputer
 from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
@@ -64,8 +64,8 @@ def make_pass(
         return torch.autocast(config.device, torch.bfloat16, enabled, cached)
 
     if captured:
-        lab = Gradients(model, optimizer, cross_entropy, autocast, compiled=True)
-        return CapturedGradients(lab)
+        lab = GradientComputer(model, optimizer, cross_entropy, autocast, compiled=True)
+        return CapturedGradientComputer(lab).compute
 
     def run_eagerly(pieces: Any) -> None:
         ((inputs, labels),) = pieces

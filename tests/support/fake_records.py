@@ -8,7 +8,7 @@ from pathlib import Path
 from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage import strict_json
-from neumann.lab.studies.study_files import run_folder
+from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.training.records import Records
 
 PER_EPOCH = 20
@@ -79,7 +79,7 @@ def fake_comparison(
         failed = options.pop("diverged_seeds", ())
         for seed in range(started):
             run = {**options, "diverged": 33} if seed in failed else options
-            fake_run(run_folder(folder, arm, seed), arm, seed, target=target, **run)
+            fake_run(get_run_folder(folder, arm, seed), arm, seed, target=target, **run)
     settings = {"data": "digits", "model": "mlp", "lr": None, "epochs": common.get("epochs", 6)}
     content = {"arms": list(arms), "seeds": seeds, "target": target, "settings": settings}
     folder.mkdir(parents=True, exist_ok=True)

@@ -96,6 +96,9 @@ class Arm:
         """Return a copy in which these options replace or extend its own."""
         return Arm(self.name, tuple({**dict(self.options), **options}.items()))
 
+    def without_lr(self) -> "Arm":
+        return Arm(self.name, tuple(pair for pair in self.options if pair[0] != "lr"))
+
     def lr(self, default: float | None = None) -> float:
         """Return the learning rate: the arm's own, else `default`, else the recipe's."""
         lr = dict(self.options).get("lr", default)

@@ -8,7 +8,7 @@ import torch
 from neumann.lab.arms import Arm
 from neumann.lab.commands.demo import ARMS, DemoConfig
 from neumann.lab.commands.main import main
-from neumann.lab.studies.lr_sweep import sweep_grid
+from neumann.lab.studies.lr_sweep import make_grid
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 
 
@@ -30,7 +30,7 @@ def test_settings_of_the_comparison():
 
 def test_every_learning_rate_is_bracketed_by_its_grid():
     arms = [Arm.parse(text) for text in ARMS]
-    grid = sweep_grid(SweepConfig(arms=tuple(arm.name for arm in arms)))
+    grid = make_grid(SweepConfig(arms=tuple(arm.name for arm in arms)))
     for arm in arms:
         assert arm.lr() in grid[arm.name][1:-1]
 

@@ -43,7 +43,7 @@ def test_a_folder_is_locked_until_its_writer_closes_it(tmp_path):
         Records(tmp_path).begin(CONFIG)
     assert str(tmp_path) in str(caught.value)
     records.finish({})
-    assert Records(tmp_path).begin(CONFIG).continued
+    Records(tmp_path).begin(CONFIG)
     records.append(kind="step", step=1)  # locks again
     with pytest.raises(UsageError, match="in use"):
         Records(tmp_path).rewind(0)
@@ -54,7 +54,7 @@ def test_a_folder_is_locked_until_its_writer_closes_it(tmp_path):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_training_locks_its_folder(tmp_path):
-    run = CompareConfig(arms=("sgd",), epochs=1).run_config("sgd", 0, tmp_path)
+    run = CompareConfig(arms=("sgd",), epochs=1).make_run_config("sgd", 0, tmp_path)
 
     class Stop(Exception):
         pass
@@ -100,7 +100,7 @@ def test_neither_a_killed_process_nor_its_forks_hold_the_lock(tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert (tmp_path / folders.LOCK_NAME).exists()  # but nobody holds it
-        assert Records(tmp_path).begin(CONFIG).continued
+        Records(tmp_path).begin(CONFIG)
     finally:
         os.kill(grandchild, signal.SIGKILL)
 
@@ -120,7 +120,7 @@ def test_a_read_only_folder_is_not_locked(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert Records(tmp_path).begin(CONFIG).continued
+    Records(tmp_path).begin(CONFIG)
 
 
 def test_a_file_system_without_locks_is_not_locked(tmp_path, monkeypatch):

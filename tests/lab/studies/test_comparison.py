@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from neumann.lab.commands.tables import comparison_table
+from neumann.lab.commands.tables import tabulate_comparison
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import folders
 from neumann.lab.storage.folders import new_run_folder
@@ -16,7 +16,7 @@ from neumann.lab.storage.reading import read_metrics
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.results import read_comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
-from neumann.lab.studies.study_files import run_folder
+from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
 
@@ -70,7 +70,7 @@ def test_arms_share_initial_weights_and_data(finished):
     config = CompareConfig(arms=("sgd:lr=0.0", "adamw:lr=0.0"), seeds=1, epochs=1, log_every=1)
     run_comparison(config, folder / "still")
     losses = [
-        [m["train_loss"] for m in read_metrics(run_folder(folder / "still", arm, 0))]
+        [m["train_loss"] for m in read_metrics(get_run_folder(folder / "still", arm, 0))]
         for arm in config.arms
     ]
     assert losses[0] == losses[1]
@@ -91,10 +91,10 @@ def test_rows_hold_paired_differences(finished):
 def test_diverged_arm_is_reported(finished):
     _, comparison, _ = finished
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(comparison_table(comparison))
+    console.print(tabulate_comparison(comparison))
     lines = console.export_text().splitlines()
     assert "diverged" in next(line for line in lines if line.startswith("sgd:lr=1e30"))
-    assert any("diverged" in sentence for sentence in comparison.verdicts())
+    assert any("diverged" in sentence for sentence in comparison.state_verdicts())
 
 
 def test_finished_comparison_is_not_repeated(finished, monkeypatch):
@@ -109,9 +109,9 @@ def test_interrupted_comparison_continues(tmp_path, finished):
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0)
     with pytest.raises(Stop):
         run_comparison(config, tmp_path, StopAtFirst())
-    before = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
+    before = os.stat(get_run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     comparison = run_comparison(config, tmp_path)
-    after = os.stat(run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
+    after = os.stat(get_run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     assert before == after
     assert [row.runs[0].accuracy for row in comparison.rows] == [
         row.runs[0].accuracy for row in finished[1].rows[:2]
@@ -126,10 +126,10 @@ def test_workers_give_the_same_weights(tmp_path, finished):
     assert [r.runs[0].accuracy for r in rows] == [r.runs[0].accuracy for r in comparison.rows[:2]]
     for arm in config.arms:
         ours, theirs = (
-            Checkpoints(run_folder(where, arm, 0) / "checkpoints").latest().payload["model"]
+            Checkpoints(get_run_folder(where, arm, 0) / "checkpoints").load_latest().payload
             for where in (tmp_path, folder)
         )
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_unusable_settings_are_refused_before_training(settings, message, tmp_pa
 
 def test_folder_of_a_run_is_refused(finished):
     folder, _, _ = finished
-    run = run_folder(folder, "sgd", 0)
+    run = get_run_folder(folder, "sgd", 0)
     with pytest.raises(UsageError, match="already holds a run"):
         run_comparison(CompareConfig(arms=("sgd",), seeds=1, epochs=1), run)
     assert not (run / "comparison.json").exists()
@@ -188,7 +188,7 @@ def change_json(path, change):
 def test_run_with_other_settings_is_refused(tmp_path):
     """As if "auto" had meant something else on the machine that trained it."""
     run_comparison(CompareConfig(arms=("sgd",), seeds=1, epochs=1), tmp_path)
-    run = run_folder(tmp_path, "sgd", 0)
+    run = get_run_folder(tmp_path, "sgd", 0)
     change_json(run / "config.json", lambda content: content["config"].update(amp="bf16"))
     before = (tmp_path / "comparison.json").read_bytes()
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_run_with_other_settings_is_refused(tmp_path):
             run_comparison(CompareConfig(arms=("sgd", "adamw"), seeds=1, epochs=1), tmp_path)
         (run / "summary.json").unlink(missing_ok=True)
     assert (tmp_path / "comparison.json").read_bytes() == before
-    assert not run_folder(tmp_path, "adamw", 0).exists()
+    assert not get_run_folder(tmp_path, "adamw", 0).exists()
 
 
 def test_comparison_written_before_a_setting_existed_continues(tmp_path):
@@ -204,7 +204,7 @@ def test_comparison_written_before_a_setting_existed_continues(tmp_path):
     run_comparison(config, tmp_path)
     for file, part in (
         (tmp_path / "comparison.json", "settings"),
-        (run_folder(tmp_path, "sgd", 0) / "config.json", "config"),
+        (get_run_folder(tmp_path, "sgd", 0) / "config.json", "config"),
     ):
         change_json(file, lambda content, part=part: content[part].pop("cuda_graph"))
         change_json(file, lambda content, part=part: content[part].pop("spectrum_every"))
@@ -232,7 +232,7 @@ def test_folder_is_locked(tmp_path, monkeypatch):
 def test_no_warmup_note_after_the_warmup(finished):
     _, comparison, _ = finished
     assert comparison.rows[0].warmup_only_steps is None
-    assert comparison.limits() == []
+    assert comparison.state_limits() == []
 
 
 def test_long_path_gives_a_valid_folder_name(tmp_path, monkeypatch):

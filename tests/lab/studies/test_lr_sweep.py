@@ -10,10 +10,10 @@ from neumann.lab.commands.sweep import search_notes
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import folders
 from neumann.lab.storage.reading import read_config, read_json_object
-from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, search, sweep_grid
+from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, make_grid, search
 from neumann.lab.studies.settings import SweepConfig
 from neumann.lab.studies.statistics import Interval
-from neumann.lab.studies.study_files import lock_folder, run_folder
+from neumann.lab.studies.study_files import get_run_folder, lock_folder
 from neumann.lab.studies.workers import StudyObserver
 
 SMALL = SweepConfig(
@@ -36,7 +36,7 @@ def finished(tmp_path_factory):
 
 
 def test_range_is_geometric_with_exact_ends():
-    grid = sweep_grid(SweepConfig(arms=("sgd", "adam:lr=1e-4:1e-2:7"), lr="0.05:3.2:7"))
+    grid = make_grid(SweepConfig(arms=("sgd", "adam:lr=1e-4:1e-2:7"), lr="0.05:3.2:7"))
     assert grid["sgd"] == (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
     assert grid["adam:lr=1e-4:1e-2:7"][0] == 1e-4
     assert grid["adam:lr=1e-4:1e-2:7"][3] == 1e-3
@@ -44,7 +44,7 @@ def test_range_is_geometric_with_exact_ends():
 
 
 def test_default_is_seven_rates_around_the_default_rate():
-    grid = sweep_grid(SweepConfig(arms=("sgd", "adamw")))
+    grid = make_grid(SweepConfig(arms=("sgd", "adamw")))
     assert grid["sgd"] == (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
     assert grid["adamw"][3] == 2e-3
     assert all(len(values) == 7 for values in grid.values())
@@ -99,7 +99,7 @@ def test_the_search_never_sees_the_test_set(finished):
     folder, found, _ = finished
     for each in found:
         for lr in each.lrs:
-            run = run_folder(folder / "search", f"{each.name}:lr={lr}", 0)
+            run = get_run_folder(folder / "search", f"{each.name}:lr={lr}", 0)
             assert read_config(run)["held_out"] is True
             assert read_config(run)["epochs"] == 1
 

@@ -10,11 +10,11 @@ from scipy import stats
 
 from neumann.lab.studies.statistics import (
     Difference,
-    common_seeds,
     mean_interval,
     paired_difference,
-    verdict,
+    select_common_seeds,
 )
+from neumann.lab.studies.wording import describe_difference
 
 NAN, INF = math.nan, math.inf
 NUMBERS = st.floats(-1e3, 1e3).map(lambda value: round(value, 4))
@@ -158,7 +158,7 @@ def test_invalid_arguments():
 
 
 def test_arms_are_paired_by_seed():
-    a, b = common_seeds({3: 0.3, 0: 0.0, 7: 0.7}, {7: 1.7, 1: 1.1, 0: 1.0})
+    a, b = select_common_seeds({3: 0.3, 0: 0.0, 7: 0.7}, {7: 1.7, 1: 1.1, 0: 1.0})
     assert (a, b) == ([0.0, 0.7], [1.0, 1.7])
 
 
@@ -217,18 +217,13 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
         ),
     ],
 )
-def test_verdict(a, b, sentence):
-    assert verdict("neumann", "sgd", paired_difference(a, b)) == sentence
-
-
-def test_verdict_on_a_loss():
-    sentence = verdict("a", "b", paired_difference(B, BETTER), "nats", lower_is_better=True)
-    assert sentence.startswith("a is ahead of b by 0.40 ± 0.20 nats (")
+def test_sentences(a, b, sentence):
+    assert describe_difference("neumann", "sgd", paired_difference(a, b)) == sentence
 
 
 @settings(deadline=None)
 @given(st.floats(0.0011, 0.999), LEVELS)
 def test_rounded_p_stays_on_its_side_of_the_threshold(p, level):
-    sentence = verdict("a", "b", Difference(1.0, 0.5, 1.5, p, 9, pairs=9, level=level))
+    sentence = describe_difference("a", "b", Difference(1.0, 0.5, 1.5, p, 9, pairs=9, level=level))
     shown = float(re.search(r"p = ([0-9.]+)\)", sentence)[1])
     assert (shown < 1 - level) == ("is ahead of" in sentence) == (p < 1 - level)

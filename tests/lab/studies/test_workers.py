@@ -19,7 +19,7 @@ from neumann.lab.storage.reading import read_metrics
 from neumann.lab.studies import workers
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.settings import CompareConfig
-from neumann.lab.studies.study_files import run_folder
+from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
 from tests.support.timeouts import PROCESS_TIMEOUT
@@ -96,7 +96,7 @@ def test_signal_saves_all_runs_and_the_command_continues(tmp_path, number, send)
 
 
 def saved_step(folder, arm):
-    return Checkpoints(run_folder(folder, arm, 0) / "checkpoints").latest().step
+    return Checkpoints(get_run_folder(folder, arm, 0) / "checkpoints").load_latest().step
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -119,7 +119,7 @@ def test_killed_worker_is_an_error_and_the_others_save(tmp_path):
     assert process.returncode == 1
     assert errors.count("\n") == 1
     assert re.match(r"neumann: the process that trained \w+ seed 0 was killed by SIGKILL; ", errors)
-    assert any(Checkpoints(file).latest() for file in folder.glob("*/seed-0/checkpoints"))
+    assert any(Checkpoints(file).load_latest() for file in folder.glob("*/seed-0/checkpoints"))
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_command_continues_after_its_parent_was_killed(tmp_path):
         run_comparison(LONG, tmp_path, StopAtLine())
     assert not any(map(is_running, workers))
     for arm in LONG.arms:
-        lines = [(m["step"], m["kind"]) for m in read_metrics(run_folder(tmp_path, arm, 0))]
+        lines = [(m["step"], m["kind"]) for m in read_metrics(get_run_folder(tmp_path, arm, 0))]
         assert len(lines) == len(set(lines))
 
 
@@ -150,7 +150,7 @@ workers.train_run = train  # also in the worker, which imports this file
 
 if __name__ == "__main__":
     worker = workers.Worker(1)
-    worker.start(("sgd", 0), CompareConfig(device="cpu").run_config("sgd", 0, Path("x")))
+    worker.start(("sgd", 0), CompareConfig(device="cpu").make_run_config("sgd", 0, Path("x")))
     time.sleep(600)
 """
 
@@ -189,7 +189,7 @@ class Pipe:
 def test_worker_reports_an_unusable_run_and_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "setsid", lambda: None)
     config = CompareConfig(arms=("sgd",), epochs=1)
-    first, second = (config.run_config("sgd", seed, tmp_path / "x") for seed in range(2))
+    first, second = (config.make_run_config("sgd", seed, tmp_path / "x") for seed in range(2))
     pipe = Pipe(first, second, first)
     workers._work(pipe, None)
     ends = [word for word in pipe.words if not isinstance(word, dict)]

@@ -21,9 +21,9 @@ from tests.support.checkpointing import consistent, names, payload
 
 def test_save_and_load(tmp_path):
     checkpoints = Checkpoints(tmp_path / "new" / "folder")
-    assert checkpoints.latest() is None
+    assert checkpoints.load_latest() is None
     path = checkpoints.save(7, payload(7))
-    loaded = checkpoints.latest()
+    loaded = checkpoints.load_latest()
     assert loaded.step == 7
     assert loaded.path == path
     assert loaded.damaged == ()
@@ -36,7 +36,7 @@ def test_only_the_newest_are_kept(tmp_path):
         checkpoints.save(step, payload(step))
     assert names(tmp_path) == ["checkpoint-000000000030.pt", "checkpoint-000000000200.pt"]
     checkpoints.save(200, payload(200))
-    assert checkpoints.latest().step == 200
+    assert checkpoints.load_latest().step == 200
     assert len(names(tmp_path)) == 2
 
 
@@ -76,7 +76,7 @@ def test_training_resumes_from_saved_state_dicts_with_the_same_bits(tmp_path):
     states = {str(index): part.state_dict() for index, part in enumerate(run)}
     Checkpoints(tmp_path).save(5, {**states, "rng": get_rng_state()})
     expected = train(*run, 5)
-    loaded = Checkpoints(tmp_path).latest().payload
+    loaded = Checkpoints(tmp_path).load_latest().payload
     fresh = start()
     for index, part in enumerate(fresh):
         part.load_state_dict(loaded[str(index)])
@@ -91,9 +91,9 @@ def test_every_type_that_the_docstring_promises(tmp_path):
         3: (torch.Size([2]), torch.bfloat16, torch.device("cpu"), collections.Counter("aab")),
     }
     Checkpoints(tmp_path).save(0, everything)
-    assert Checkpoints(tmp_path).latest().payload == everything
+    assert Checkpoints(tmp_path).load_latest().payload == everything
     Checkpoints(tmp_path).save(1, {"p": nn.Parameter(torch.ones(2)), "h": torch.ones(1).half()})
-    loaded = Checkpoints(tmp_path).latest().payload
+    loaded = Checkpoints(tmp_path).load_latest().payload
     assert isinstance(loaded["p"], nn.Parameter)
     assert loaded["h"].dtype is torch.float16
 
@@ -130,14 +130,14 @@ def test_a_truncated_file_is_skipped_for_the_one_before(tmp_path):
     lengths = {0, 1, 4, len(whole) // 2, *range(len(whole) - 150, len(whole))}
     for length in sorted(lengths):
         path.write_bytes(whole[:length])
-        loaded = checkpoints.latest()
+        loaded = checkpoints.load_latest()
         assert loaded.step == 1
         assert consistent(loaded)
         assert loaded.damaged == (path,)
     path.write_bytes(whole + b"\n")
-    assert checkpoints.latest().damaged == (path,)
+    assert checkpoints.load_latest().damaged == (path,)
     path.write_bytes(whole)
-    assert checkpoints.latest().step == 2
+    assert checkpoints.load_latest().step == 2
 
 
 def test_a_flipped_bit_is_detected_anywhere(tmp_path):
@@ -151,7 +151,7 @@ def test_a_flipped_bit_is_detected_anywhere(tmp_path):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped)
-        assert checkpoints.latest().step == 1
+        assert checkpoints.load_latest().step == 1
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
@@ -159,7 +159,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
     path = checkpoints.save(1, payload(1))
     other = tmp_path / "checkpoint-000000000009.pt"
     shutil.copy(path, other)
-    loaded = checkpoints.latest()
+    loaded = checkpoints.load_latest()
     assert (loaded.step, loaded.damaged) == (1, (other,))
 
 
@@ -168,7 +168,7 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path):
     for step in (1, 2):
         checkpoints.save(step, payload(step)).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"-000000000002\.pt, checkpoint-000000000001\.pt"):
-        checkpoints.latest()
+        checkpoints.load_latest()
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -178,7 +178,7 @@ def test_a_damaged_later_checkpoint_does_not_push_out_an_intact_one(keep, tmp_pa
     Checkpoints(tmp_path, keep=2).save(100, payload(100)).write_bytes(b"damaged")
     for step in (85, 90):
         checkpoints.save(step, payload(step))
-        loaded = checkpoints.latest()
+        loaded = checkpoints.load_latest()
         assert (loaded.step, loaded.damaged) == (step, ())
         assert len(names(tmp_path)) == keep
 
@@ -195,7 +195,7 @@ def test_an_intact_file_that_torch_cannot_load_is_an_error_in_one_line(tmp_path,
     Checkpoints(tmp_path).save(1, payload(1))
     Checkpoints(tmp_path).save(2, {"x": range(3)})
     with pytest.raises(CheckpointError, match=r"002\.pt is intact, but torch .* cannot load it"):
-        Checkpoints(tmp_path).latest()
+        Checkpoints(tmp_path).load_latest()
 
 
 def test_random_generators_continue_where_they_were():

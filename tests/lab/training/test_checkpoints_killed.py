@@ -63,7 +63,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_intact(tmp_path):
         os.waitpid(child, 0)
         reported = int(os.read(reading, 1 << 16).split()[-1])
         os.close(reading)
-        loaded = checkpoints.latest()
+        loaded = checkpoints.load_latest()
         assert consistent(loaded)
         assert loaded.damaged == ()
         # What save() returned for is there; the one after may have been renamed already.
@@ -85,7 +85,7 @@ def test_a_separate_process_killed_while_it_saves(tmp_path):
         time.sleep(0.01)
         saver.kill()
         reported = int([last, *saver.stdout][-1])
-    loaded = Checkpoints(tmp_path).latest()
+    loaded = Checkpoints(tmp_path).load_latest()
     assert loaded.step in (reported, reported + 1)
     assert consistent(loaded)
 
@@ -115,7 +115,7 @@ def test_a_file_removed_as_a_leftover_before_it_was_locked_is_created_again(tmp_
     monkeypatch.setattr(fcntl, "flock", slow)
     Checkpoints(tmp_path).save(1, payload(1))
     assert len(stolen) == 1
-    assert consistent(Checkpoints(tmp_path).latest())
+    assert consistent(Checkpoints(tmp_path).load_latest())
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     (tmp_path / ".aside-0123456789abcdef.tmp").write_bytes(b"somebody's, for all we know")
     Checkpoints(tmp_path).save(1, payload(1))
-    assert consistent(Checkpoints(tmp_path).latest())
+    assert consistent(Checkpoints(tmp_path).load_latest())
     assert len(names(tmp_path)) == 2
 
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_pruned_while_it_is_loaded(tmp_path, monkeypatch):
         return read(self)
 
     monkeypatch.setattr(type(path), "read_bytes", late)
-    assert checkpoints.latest().step == 2
+    assert checkpoints.load_latest().step == 2
 
 
 @pytest.mark.slow
@@ -160,8 +160,8 @@ def test_two_savers_and_a_reader(tmp_path):
     for saver in savers:
         saver.start()
     while any(saver.is_alive() for saver in savers):
-        loaded = Checkpoints(tmp_path).latest()
+        loaded = Checkpoints(tmp_path).load_latest()
         assert loaded is None or (consistent(loaded) and not loaded.damaged)
     assert failures == []
-    assert Checkpoints(tmp_path).latest().step == 120
+    assert Checkpoints(tmp_path).load_latest().step == 120
     assert not list(tmp_path.glob("*.tmp"))

@@ -42,16 +42,16 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoints_stay(call, code, tmp_pa
     assert os.strerror(code) in message
     assert ("free some space" in message) == (code != errno.EIO)
     assert names(tmp_path) == before
-    assert checkpoints.latest().step == 2
+    assert checkpoints.load_latest().step == 2
     checkpoints.save(3, payload(3))
-    assert checkpoints.latest().step == 3
+    assert checkpoints.load_latest().step == 3
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:997]))
     Checkpoints(tmp_path).save(1, payload(1))
-    assert consistent(Checkpoints(tmp_path).latest())
+    assert consistent(Checkpoints(tmp_path).load_latest())
 
 
 def test_a_write_of_zero_bytes_is_an_error(tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_file_above_the_size_limit(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert names(tmp_path) == ["checkpoint-000000000001.pt"]
-    assert checkpoints.latest().step == 1
+    assert checkpoints.load_latest().step == 1
 
 
 SMALL_DISK = """
@@ -89,7 +89,7 @@ except CheckpointError as error:
     assert "No space left on device: free some space" in str(error), error
 assert [path.name for path in Path(sys.argv[1]).iterdir()] == ["checkpoint-000000000001.pt"]
 checkpoints.save(3, {"x": torch.ones(20_000)})
-assert checkpoints.latest().step == 3
+assert checkpoints.load_latest().step == 3
 print("passed")
 """
 
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"cannot save .*/file/.*: (File|Not a directory)"):
         Checkpoints(tmp_path / "file").save(1, payload(1))
     with pytest.raises(CheckpointError, match=r"cannot read .*/file: Not a directory"):
-        Checkpoints(tmp_path / "file").latest()
+        Checkpoints(tmp_path / "file").load_latest()
     path = Checkpoints(tmp_path).save(1, payload(1))
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "_create_temporary", refuse)
@@ -131,8 +131,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(path), "read_bytes", refuse)
         with pytest.raises(CheckpointError, match=r"cannot read .*-000000000001.pt: Permission"):
-            Checkpoints(tmp_path).latest()
-    assert consistent(Checkpoints(tmp_path).latest())
+            Checkpoints(tmp_path).load_latest()
+    assert consistent(Checkpoints(tmp_path).load_latest())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -142,7 +142,7 @@ def test_a_read_only_folder(tmp_path):
     try:
         with pytest.raises(CheckpointError, match="Permission denied"):
             Checkpoints(tmp_path).save(2, payload(2))
-        assert Checkpoints(tmp_path).latest().step == 1
+        assert Checkpoints(tmp_path).load_latest().step == 1
     finally:
         tmp_path.chmod(stat.S_IRWXU)
 
@@ -168,4 +168,4 @@ def test_a_read_error_counts_as_damage(tmp_path, monkeypatch):
         return read(self)
 
     monkeypatch.setattr(type(path), "read_bytes", refuse)
-    assert checkpoints.latest().damaged == (path,)
+    assert checkpoints.load_latest().damaged == (path,)

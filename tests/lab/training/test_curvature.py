@@ -75,7 +75,7 @@ def equal(ours, theirs):
 
 def kept(folder):
     """All that a checkpoint holds, but for times: weights, buffers, optimizer, generators."""
-    payload = Checkpoints(folder / "checkpoints").latest().payload
+    payload = Checkpoints(folder / "checkpoints").load_latest().payload
     payload["last"].pop("seconds")
     return {key: value for key, value in payload.items() if "seconds" not in key}
 
@@ -311,7 +311,7 @@ def test_the_progress_bar_ignores_spectrum_lines():
 
 
 def test_comparisons_measure_too():
-    config = CompareConfig(spectrum_every=7).run_config("sgd", 0, None)
+    config = CompareConfig(spectrum_every=7).make_run_config("sgd", 0, None)
     assert config.spectrum_every == 7
 
 

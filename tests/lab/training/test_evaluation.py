@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neumann.lab.data import Plan, load
+from neumann.lab.training.batchnorm_layers import has_batchnorm, keep_statistics
 from neumann.lab.training.evaluation import evaluate
-from neumann.lab.training.network import has_batchnorm, keep_statistics
 from neumann.lab.training.processes import Process
 
 

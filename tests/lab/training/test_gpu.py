@@ -10,7 +10,7 @@ from torch import distributed
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.reading import read_metrics
-from neumann.lab.training.gradients import CapturedGradients
+from neumann.lab.training.gradients import CapturedGradientComputer
 from neumann.lab.training.inputs import plan_epoch
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
@@ -46,7 +46,7 @@ def losses(folder):
 def test_a_captured_step_equals_an_ordinary_one(tmp_path, opt):
     common = {"opt": opt, "amp": "off", "compile": "off"}
     training, _ = trained(tmp_path / "captured", **common)
-    assert isinstance(training._gradients, CapturedGradients)
+    assert isinstance(training._gradients, CapturedGradientComputer)
     trained(tmp_path / "plain", cuda_graph="off", **common)
     assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from neumann.lab.config import TrainConfig
-from neumann.lab.training.gradients import Gradients
+from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
@@ -40,7 +40,9 @@ def test_every_batch_size_is_compiled_separately():
     """Not one for all sizes after the second, which would be slower."""
     network = torch.nn.Sequential(torch.nn.Linear(5, 3))
     optimizer = torch.optim.SGD(network.parameters())
-    gradients = Gradients(network, optimizer, cross_entropy, contextlib.nullcontext, compiled=True)
+    computer = GradientComputer(
+        network, optimizer, cross_entropy, contextlib.nullcontext, compiled=True
+    )
     for size in (8, 16, 24):
-        gradients([(torch.ones(size, 5), torch.zeros(size, dtype=torch.long))])
+        computer.compute([(torch.ones(size, 5), torch.zeros(size, dtype=torch.long))])
     assert compilations() == 3

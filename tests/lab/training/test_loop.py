@@ -30,7 +30,7 @@ FLAGS = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "6", "--
 
 def final(folder):
     """What two runs must share: weights, state and records, without the times."""
-    found = Checkpoints(folder / "checkpoints").latest()
+    found = Checkpoints(folder / "checkpoints").load_latest()
     lines = [{k: v for k, v in m.items() if k != "seconds"} for m in read_metrics(folder)]
     summary = {k: v for k, v in read_summary(folder).items() if not k.endswith("seconds")}
     return found.payload["model"], found.payload["optimizer"]["state"], lines, summary

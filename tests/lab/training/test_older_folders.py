@@ -68,7 +68,7 @@ def test_a_finished_run_is_read_and_not_repeated(folders):
 
 
 def test_the_checkpoint_loads(folders):
-    loaded = Checkpoints(folders / "interrupted" / "checkpoints").latest()
+    loaded = Checkpoints(folders / "interrupted" / "checkpoints").load_latest()
     assert (loaded.step, loaded.damaged) == (8, ())
     assert {"model", "optimizer", "processes"} <= loaded.payload.keys()
 

@@ -15,9 +15,9 @@ from torch import distributed, nn
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.training.batchnorm_layers import use_ghost_batches
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.loop import Training
-from neumann.lab.training.network import use_ghost_batches
 from neumann.lab.training.processes import Process, StopAgreement, run_on_leader
 from neumann.lab.training.records import Diverged
 from tests.support.timeouts import PROCESS_TIMEOUT
@@ -46,7 +46,7 @@ def losses(folder):
 
 
 def weights(folder):
-    model = Checkpoints(folder / "checkpoints").latest().payload["model"]
+    model = Checkpoints(folder / "checkpoints").load_latest().payload["model"]
     return {name: value for name, value in model.items() if "running" not in name}
 
 
@@ -131,7 +131,7 @@ def test_all_processes_stop_after_the_same_step_and_resume_with_the_same_bits(tw
     two.run(interrupted_once, IMAGES, tmp_path / "run", fsdp=fsdp)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     ours, theirs = (
-        Checkpoints(tmp_path / name / "checkpoints").latest().payload["model"]
+        Checkpoints(tmp_path / name / "checkpoints").load_latest().payload["model"]
         for name in ("run", "whole")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -35,7 +35,6 @@ def steps(folder):
 def test_a_run_from_start_to_end(tmp_path):
     folder = tmp_path / "runs" / "x"
     with Records(folder).begin(CONFIG) as records:
-        assert not records.continued
         records.append(kind="step", step=1, loss=0.5)
         assert read_metrics(folder) == [{"kind": "step", "step": 1, "loss": 0.5}]
         records.append(kind="epoch", step=1, epoch=1, phases={"reset": 1}, lrs=[0.1, 0.2])
@@ -56,7 +55,6 @@ def test_the_same_config_is_continued(tmp_path):
     Records(tmp_path).begin(CONFIG).append(kind="step", step=1)
     before = (tmp_path / "config.json").read_bytes()
     again = Records(tmp_path).begin({**dict(reversed(CONFIG.items())), "lr": np.float64(0.2)})
-    assert again.continued
     again.append(kind="step", step=2)
     assert steps(tmp_path) == [1, 2]
     assert (tmp_path / "config.json").read_bytes() == before
@@ -89,7 +87,7 @@ def test_another_config_is_refused_and_nothing_written(change, message, tmp_path
 def test_a_config_with_nan_is_the_same_as_itself(tmp_path):
     config = {"limit": math.nan, "bound": -math.inf}
     Records(tmp_path).begin(config)
-    assert Records(tmp_path).begin(config).continued
+    Records(tmp_path).begin(config)
     assert read_config(tmp_path)["bound"] == -math.inf
 
 
@@ -112,8 +110,7 @@ def test_a_setting_newer_than_the_run_had_its_default(younger, here, difference,
     Records(tmp_path).begin(before).close()
     now = {**SETTINGS, younger: here}
     if difference is None:
-        with Records(tmp_path).begin(now) as records:
-            assert records.continued
+        Records(tmp_path).begin(now).close()
         return
     with pytest.raises(UsageError, match=difference):
         Records(tmp_path).begin(now)

@@ -9,7 +9,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.settings import CompareConfig
-from neumann.lab.training.processes import world_size
+from neumann.lab.training.processes import count_processes
 
 
 def run(config: CompareConfig) -> None:
@@ -26,7 +26,7 @@ def compare_and_print(config: CompareConfig, folder: Path) -> None:
 
 def refuse_torchrun(command: str) -> None:
     """Raise UsageError under torchrun: studies start their own processes."""
-    if world_size() > 1:
+    if count_processes() > 1:
         raise UsageError(
             f"neumann {command} runs in one process: start it without torchrun, and use --jobs to "
             "train side by side"

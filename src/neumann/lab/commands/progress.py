@@ -17,8 +17,8 @@ from rich.table import Column
 from neumann.lab.studies.results import FinishedRun
 from neumann.lab.studies.spectrum_measurement import ProductObserver
 from neumann.lab.studies.workers import RunKey, StudyObserver
+from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
-from neumann.lab.training.metrics import Observer
 from neumann.lab.training.processes import Process
 
 

@@ -21,8 +21,8 @@ NOISY = 7 / 8  # share of the tolerance above which noise stops a run
 
 def run(config: SpectrumConfig) -> None:
     record = measure_spectrum(config, show_products)
-    print_table(ends_table(record), [""])
-    print_table(coefficients_table(record), ["", *describe_measurement(record)])
+    print_table(tabulate_ends(record), [""])
+    print_table(tabulate_coefficients(record), ["", *describe_measurement(record)])
     write_object(config.file, record)
     print(f"record: {config.file}", flush=True)
     if config.density:
@@ -31,7 +31,7 @@ def run(config: SpectrumConfig) -> None:
         print(f"plot: {write_density(config.file)}")
 
 
-def ends_table(record: dict[str, Any]) -> Table:
+def tabulate_ends(record: dict[str, Any]) -> Table:
     """λ_min and λ_max, and with a density the trace and the Frobenius norm."""
     table = plain_table("", "value", "± at most", "")
     table.columns[3].justify = "left"
@@ -50,7 +50,7 @@ def ends_table(record: dict[str, Any]) -> Table:
     return table
 
 
-def coefficients_table(record: dict[str, Any]) -> Table:
+def tabulate_coefficients(record: dict[str, Any]) -> Table:
     """The paper's μ and η, and the spectrum of B̂ that they give."""
     table = plain_table("", "of the values", "of the outer bounds")
     kinds = [record["coefficients"][name] for name in ("values", "outside")]

@@ -11,9 +11,9 @@ from neumann.lab.commands.report import print_report
 from neumann.lab.commands.tables import plain_table, print_comparison, print_table
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.studies.lr_sweep import ArmSearch, compare_winners, search
-from neumann.lab.studies.results import describe_warmup_only
 from neumann.lab.studies.settings import SweepConfig
 from neumann.lab.studies.statistics import Interval
+from neumann.lab.studies.wording import describe_warmup_only
 
 
 def run(config: SweepConfig) -> None:
@@ -21,14 +21,14 @@ def run(config: SweepConfig) -> None:
     folder = config.output or new_run_folder(config.title)
     with show_study(config.search_epochs or config.epochs, "search") as observer:
         found = search(config, folder, observer)
-    print_table(search_table(found), [*search_notes(found), ""])
+    print_table(tabulate_search(found), [*search_notes(found), ""])
     with show_study(config.epochs, "final") as observer:
         comparison = compare_winners(config, folder, found, observer)
     print_comparison(comparison)
     print_report(folder)
 
 
-def search_table(found: Sequence[ArmSearch]) -> Table:
+def tabulate_search(found: Sequence[ArmSearch]) -> Table:
     """Held-out accuracy of each arm at each learning rate; the chosen ones have a star."""
     table = plain_table("", "", *("" for _ in found[0].lrs), left=2)
     table.show_header = False

@@ -31,10 +31,11 @@ def print_table(table: Table, sentences: Sequence[str]) -> None:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    print_table(comparison_table(comparison), [*comparison.verdicts(), *comparison.notes()])
+    sentences = [*comparison.state_verdicts(), *comparison.state_notes()]
+    print_table(tabulate_comparison(comparison), sentences)
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def tabulate_comparison(comparison: Comparison) -> Table:
     """Mean, interval and paired difference of each arm, and the steps to the target if any."""
     first, target = comparison.rows[0].arm.partition(":")[0], comparison.target
     titles: list[str | Text] = ["\narm", "\nseeds", "accuracy\n%", Text(f"{first}\nahead by")]

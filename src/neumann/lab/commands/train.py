@@ -4,11 +4,11 @@ from neumann.lab.commands.progress import show_training
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.training.loop import Training
-from neumann.lab.training.processes import Process, gather_objects, join_processes, world_size
+from neumann.lab.training.processes import Process, count_processes, gather_objects, join_processes
 
 
 def run(config: TrainConfig) -> None:
-    config = config.resolve(world_size())
+    config = config.resolve(count_processes())
     with join_processes() as process:
         _train(config, process)
 

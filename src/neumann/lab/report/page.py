@@ -22,7 +22,8 @@ from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
 from neumann.lab.report.runs import Run
 from neumann.lab.report.study import Study
 from neumann.lab.report.verdicts import state_verdict
-from neumann.lab.studies.results import UNCORRECTED, Comparison
+from neumann.lab.studies.results import Comparison
+from neumann.lab.studies.wording import UNCORRECTED
 
 MAX_OPTIMIZERS = 4  # that a title names
 # How many arms, and characters of their names, a legend may have to stay in view.
@@ -176,7 +177,7 @@ def _explain_comparison(comparison: Comparison) -> str:
             "Differences are paired by seed, which gives both arms the same initial weights and "
             "data order; a positive one means that the first arm is ahead."
         )
-    if comparison.p_values > 1:
+    if comparison.p_value_count > 1:
         sentences.append(f"The {UNCORRECTED}.")
     if comparison.target is not None:
         sentences.append("Steps and epochs to the target are means over the seeds that reached it.")

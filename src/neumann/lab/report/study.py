@@ -21,8 +21,9 @@ from neumann.lab.errors import UsageError
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
 from neumann.lab.storage.reading import CONFIG, read_json_object
 from neumann.lab.studies import study_files
-from neumann.lab.studies.results import Comparison, describe_warmup_only, read_comparison
+from neumann.lab.studies.results import Comparison, read_comparison
 from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
+from neumann.lab.studies.wording import describe_warmup_only
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _read_arms(folder: Path, comparison: Comparison) -> tuple[ArmRuns, ...]:
     arms = []
     for index, row in enumerate(comparison.rows):
         seeds = range(comparison.seeds)
-        folders = [study_files.run_folder(folder, row.arm, seed) for seed in seeds]
+        folders = [study_files.get_run_folder(folder, row.arm, seed) for seed in seeds]
         runs = tuple(read_run(each) for each in folders if is_run(each))
         arms.append(ArmRuns(row.arm, index, runs))
     return tuple(arms)
@@ -225,7 +226,6 @@ def _collect_sensitivities(
 def _without_lr(text: str) -> str:
     """Return an arm's name without its lr, which in a sweep may be a range."""
     try:
-        arm = Arm.parse(text)
-    except UsageError:
+        return str(Arm.parse(text).without_lr())
+    except UsageError:  # not an arm this version knows
         return text
-    return str(Arm(arm.name, tuple(pair for pair in arm.options if pair[0] != "lr")))

@@ -10,7 +10,8 @@ from neumann.lab.report import formatting
 from neumann.lab.report.formatting import format_count, format_interval, format_list
 from neumann.lab.report.runs import ArmRuns, to_number
 from neumann.lab.report.study import Search, Study
-from neumann.lab.studies.results import Comparison, count_warmup_only_steps, describe_warmup_only
+from neumann.lab.studies.results import Comparison, count_warmup_only_steps
+from neumann.lab.studies.wording import describe_warmup_only
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def state_verdict(study: Study) -> Verdict:
     warnings += [text for arm in study.sensitivities if (text := arm.warning()) is not None]
     if comparison is not None:
         findings += _judge_comparison(comparison)
-        warnings += map(_to_sentence, comparison.limits())
+        warnings += map(_to_sentence, comparison.state_limits())
     return Verdict(tuple(findings), tuple(warnings))
 
 
@@ -50,7 +51,7 @@ def _judge_comparison(comparison: Comparison) -> list[str]:
     if not any(row.runs for row in comparison.rows):
         return []
     if len(comparison.rows) > 1:
-        return [_to_sentence(text) for text in comparison.verdicts()]
+        return [_to_sentence(text) for text in comparison.state_verdicts()]
     (row,) = comparison.rows
     accuracy, diverged = format_interval(row.accuracy), row.accuracy.diverged
     if row.accuracy.mean is None:

@@ -16,7 +16,7 @@ TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".aside-", ".tmp"
 # Linux writes at most about 2 GiB per call. Smaller pieces also let a kill take effect sooner.
 CHUNK_BYTES = 1 << 24
 
-BINARY = getattr(os, "OBINARY", 0)  # Windows would translate newlines without it
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate newlines without it
 
 
 class StorageError(RuntimeError):

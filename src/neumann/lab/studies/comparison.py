@@ -1,9 +1,10 @@
 """Run a comparison: several optimizers over the same seeds.
 
 A seed gives every arm the same initial weights, data order and augmentation, so arms are compared
-in pairs. A finished run is never repeated and an interrupted one continues. Arms and seeds may
-change between calls, other settings may not. Unusable settings are a UsageError before anything is
-written. A signal raises ComparisonInterrupted once all unfinished runs have been saved.
+in pairs. Called again with the same folder, it keeps finished runs, continues interrupted ones, and
+trains those of new arms and seeds; any other changed setting is a UsageError. Unusable settings are
+a UsageError before anything is written. A signal raises StudyInterrupted once all unfinished runs
+have been saved.
 """
 
 from functools import partial
@@ -15,11 +16,12 @@ from neumann.lab.storage.reading import CONFIG, is_finished
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison, read_finished_run
 from neumann.lab.studies.settings import CompareConfig
+from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import (
     RunKey,
     Runs,
     StudyObserver,
-    output_folder,
+    get_output_folder,
     train_run,
     train_side_by_side,
 )
@@ -27,7 +29,16 @@ from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import check_same_config
-from neumann.lab.training.signals import ComparisonInterrupted, Interrupted, signal_number
+from neumann.lab.training.signals import Interrupted, signal_number
+
+
+class StudyInterrupted(Interrupted):
+    """Many runs were asked to stop. Finished ones are kept, and running ones have saved."""
+
+    def __init__(self, number: int, ended: int, total: int, folder: Path) -> None:
+        again = f"the same command with --output {folder} continues"
+        super().__init__(number, f"after {ended} of {total} runs; {again}")
+        self.ended, self.total = ended, total
 
 
 def run_comparison(
@@ -43,32 +54,37 @@ def run_comparison(
         study_files.check_comparison_folder(folder, config)
         _check_existing_runs(runs)
         study_files.write_comparison(folder, config)
-        unfinished = {key: run for key, run in runs.items() if not is_finished(output_folder(run))}
+        unfinished = {
+            key: run for key, run in runs.items() if not is_finished(get_output_folder(run))
+        }
         observer.on_start(len(runs) - len(unfinished), len(runs))
         try:
             _train_all(unfinished, config.jobs, dataset, observer)
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal_number(stop)
-            finished = sum(is_finished(output_folder(run)) for run in runs.values())
-            raise ComparisonInterrupted(number, finished, len(runs), folder) from None
+            ended = sum(is_finished(get_output_folder(run)) for run in runs.values())
+            raise StudyInterrupted(number, ended, len(runs), folder) from None
         return read_comparison(folder)
 
 
 def check_trainable(config: CompareConfig, folder: Path) -> Dataset | None:
-    """Build the first run of every new arm; returns the data set if it had to be opened."""
+    """Build the first run of every new arm, to find unusable settings before anything is written.
+
+    Returns the data set, if it was loaded for that.
+    """
     config.check()
     dataset: Dataset | None = None
     for (_, seed), run in _plan_runs(config, folder).items():
-        if seed == 0 and not output_folder(run).exists():
+        if seed == 0 and not get_output_folder(run).exists():
             dataset = dataset or open_dataset(run)
             Training(run, Process(), dataset)
     return dataset
 
 
 def _plan_runs(config: CompareConfig, folder: Path) -> Runs:
-    """All runs, seed by seed, so that a comparison cut short has complete pairs."""
+    """List all runs, seed by seed, so that a comparison that stops early has complete pairs."""
     return {
-        (arm, seed): config.run_config(arm, seed, study_files.run_folder(folder, arm, seed))
+        (arm, seed): config.make_run_config(arm, seed, get_run_folder(folder, arm, seed))
         for seed in range(config.seeds)
         for arm in config.arms
     }
@@ -76,14 +92,14 @@ def _plan_runs(config: CompareConfig, folder: Path) -> Runs:
 
 def _check_existing_runs(runs: Runs) -> None:
     for run in runs.values():
-        if (output_folder(run) / CONFIG).exists():
+        if (get_output_folder(run) / CONFIG).exists():
             settings = {k: v for k, v in run.as_dict().items() if k not in BOOKKEEPING}
-            check_same_config(output_folder(run), settings)
+            check_same_config(get_output_folder(run), settings)
 
 
 def _train_all(runs: Runs, jobs: int, dataset: Dataset | None, observer: StudyObserver) -> None:
     def announce(key: RunKey) -> None:
-        result = read_finished_run(output_folder(runs[key]))
+        result = read_finished_run(get_output_folder(runs[key]))
         if result is not None:
             observer.on_finish(*key, result)
 

@@ -16,13 +16,12 @@ from neumann.lab.config import BOOKKEEPING
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_json_object
 from neumann.lab.studies import study_files
-from neumann.lab.studies.comparison import check_trainable, run_comparison
+from neumann.lab.studies.comparison import StudyInterrupted, check_trainable, run_comparison
 from neumann.lab.studies.results import ArmResult, Comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.statistics import Interval
 from neumann.lab.studies.study_files import FINAL, SEARCH, SWEEP, lock_folder, write_object
 from neumann.lab.studies.workers import StudyObserver
-from neumann.lab.training.signals import ComparisonInterrupted
 
 DEFAULT_COUNT, DEFAULT_RATIO = 7, 2.0  # learning rates around an optimizer's default
 DIGITS = 3  # significant digits of a learning rate
@@ -45,7 +44,7 @@ class ArmSearch:
     @property
     def name(self) -> str:
         """The arm without its range of learning rates."""
-        return _name_without_lr(self.arm)
+        return str(Arm.parse(self.arm).without_lr())
 
     @property
     def bracketed(self) -> bool:
@@ -58,25 +57,27 @@ def search(
 ) -> list[ArmSearch]:
     """Train every arm at every learning rate on held-out data, and choose the winners."""
     config.check()
-    grid = sweep_grid(config)
-    names = {arm: [_arm_at(arm, lr) for lr in lrs] for arm, lrs in grid.items()}
+    grid = make_grid(config)
+    names = {arm: [_set_lr(arm, lr) for lr in lrs] for arm, lrs in grid.items()}
     trials = config.as_comparison(
         tuple(name for arm_names in names.values() for name in arm_names),
         seeds=config.search_seeds,
         epochs=config.search_epochs or config.epochs,
         held_out=True,
     )
-    _final_config(config, {arm: lrs[0] for arm, lrs in grid.items()}).check()
-    content = _sweep_content(config, grid, winners=None)
-    if not _sweep_exists(folder, content):
+    _make_final_config(config, {arm: lrs[0] for arm, lrs in grid.items()}).check()
+    content = _describe_sweep(config, grid, winners=None)
+    _check_sweep_folder(folder, content)
+    if not (folder / SWEEP).exists():
         check_trainable(trials, folder / SEARCH)
     with lock_folder(folder):
-        if not _sweep_exists(folder, content):  # another process may have started it by now
+        _check_sweep_folder(folder, content)  # another process may have started one by now
+        if not (folder / SWEEP).exists():
             write_object(folder / SWEEP, content)
         rows = {row.arm: row for row in _run_part(trials, folder, SEARCH, observer).rows}
         found = [_choose(arm, grid[arm], [rows[name] for name in names[arm]]) for arm in grid]
-        winners = _winners(found)
-        write_object(folder / SWEEP, _sweep_content(config, grid, winners))
+        winners = _collect_winners(found)
+        write_object(folder / SWEEP, _describe_sweep(config, grid, winners))
     if not winners:
         raise AllDivergedError(f"every run of {', '.join(grid)} diverged: try smaller --lr")
     return found
@@ -87,11 +88,12 @@ def compare_winners(
 ) -> Comparison:
     """Train the winners on the whole training set, and compare them on the test set."""
     with lock_folder(folder):
-        return _run_part(_final_config(config, _winners(found)), folder, FINAL, observer)
+        final = _make_final_config(config, _collect_winners(found))
+        return _run_part(final, folder, FINAL, observer)
 
 
 def choose_lr(lrs: tuple[float, ...], scores: tuple[Interval, ...]) -> float | None:
-    """The learning rate with the fewest divergences, then the best mean, then the smallest."""
+    """Choose by the fewest divergences, then the best mean, then the smallest learning rate."""
     # Rounding makes means equal that differ only by rounding errors.
     ranked = [
         (score.diverged, -round(score.mean, 6), lr)
@@ -107,12 +109,12 @@ def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult]) -> ArmSearc
     return ArmSearch(arm, lrs, scores, choose_lr(lrs, scores), next(warmups, None))
 
 
-def _winners(found: list[ArmSearch]) -> dict[str, float]:
+def _collect_winners(found: list[ArmSearch]) -> dict[str, float]:
     return {each.arm: each.best for each in found if each.best is not None}
 
 
-def _final_config(config: SweepConfig, winners: dict[str, float]) -> CompareConfig:
-    arms = tuple(_arm_at(arm, lr) for arm, lr in winners.items())
+def _make_final_config(config: SweepConfig, winners: dict[str, float]) -> CompareConfig:
+    arms = tuple(_set_lr(arm, lr) for arm, lr in winners.items())
     return config.as_comparison(arms, seeds=config.seeds, held_out=False)
 
 
@@ -121,28 +123,27 @@ def _run_part(
 ) -> Comparison:
     try:
         return run_comparison(config, folder / part, observer)
-    except ComparisonInterrupted as stop:  # name the sweep's folder instead of the part's
-        raise ComparisonInterrupted(stop.number, stop.ended, stop.total, folder) from None
+    except StudyInterrupted as stop:  # name the sweep's folder instead of the part's
+        raise StudyInterrupted(stop.number, stop.ended, stop.total, folder) from None
 
 
 # ---------------------------------------------------------------------- sweep.json
 
 
-def _sweep_exists(folder: Path, content: dict[str, Any]) -> bool:
-    """Whether the folder holds this sweep. Raises UsageError if it holds something else."""
+def _check_sweep_folder(folder: Path, content: dict[str, Any]) -> None:
+    """Refuse a folder that holds another study, or a sweep with other settings."""
     study_files.check_no_other_study(folder, SWEEP)
     if not (folder / SWEEP).exists():
-        return False
+        return
     before = read_json_object(folder / SWEEP)
     keys = ("format", "grid", "search_seeds")  # winners come later, and seeds can be added
     saved, now = ({key: found.get(key) for key in keys} for found in (before, content))
     study_files.check_same_settings(folder, "a sweep", saved, now, {})
     settings = before.get("config"), content["config"]
     study_files.check_same_settings(folder, "a sweep", *settings, SweepConfig().as_dict())
-    return True
 
 
-def _sweep_content(
+def _describe_sweep(
     config: SweepConfig, grid: Grid, winners: dict[str, float] | None
 ) -> dict[str, Any]:
     elsewhere = (*BOOKKEEPING, "jobs", "seeds", "search_seeds")
@@ -159,10 +160,10 @@ def _sweep_content(
 # ---------------------------------------------------------------------- the learning rates
 
 
-def sweep_grid(config: SweepConfig) -> Grid:
-    """The learning rates of each arm, which must be equally many to keep budgets equal."""
-    grid = {arm: _arm_lrs(arm, config.lr) for arm in config.arms}
-    names = [_name_without_lr(arm) for arm in config.arms]
+def make_grid(config: SweepConfig) -> Grid:
+    """List the learning rates of each arm: equally many, so that all arms have the same budget."""
+    grid = {arm: _list_lrs(arm, config.lr) for arm in config.arms}
+    names = [str(Arm.parse(arm).without_lr()) for arm in config.arms]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate:
         raise UsageError(f"--arms names {duplicate} twice")
@@ -172,8 +173,8 @@ def sweep_grid(config: SweepConfig) -> Grid:
     return grid
 
 
-def _arm_lrs(text: str, shared_range: str | None) -> tuple[float, ...]:
-    """From the arm's own range, else from --lr, else around the optimizer's default."""
+def _list_lrs(text: str, shared_range: str | None) -> tuple[float, ...]:
+    """Take the arm's own range, else that of --lr, else one around the optimizer's default."""
     arm = Arm.parse(text)
     own_range = dict(arm.options).get("lr")
     if own_range is not None:
@@ -185,7 +186,7 @@ def _arm_lrs(text: str, shared_range: str | None) -> tuple[float, ...]:
 
 
 def _parse_range(text: str, what: str) -> tuple[float, ...]:
-    """LOW:HIGH:COUNT as a geometric sequence that ends exactly at LOW and HIGH."""
+    """Turn LOW:HIGH:COUNT into a geometric sequence from exactly LOW to exactly HIGH."""
     invalid = UsageError(
         f"{what} must be LOW:HIGH:COUNT, such as 0.05:3.2:7, with 0 < LOW < HIGH; got {text!r}"
     )
@@ -207,10 +208,5 @@ def _round(lr: float) -> float:
     return float(f"{lr:.{DIGITS}g}")
 
 
-def _arm_at(text: str, lr: float) -> str:
+def _set_lr(text: str, lr: float) -> str:
     return str(Arm.parse(text).with_options(lr=lr))
-
-
-def _name_without_lr(text: str) -> str:
-    arm = Arm.parse(text)
-    return str(Arm(arm.name, tuple(pair for pair in arm.options if pair[0] != "lr")))

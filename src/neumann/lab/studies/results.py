@@ -14,10 +14,9 @@ from typing import Any
 from neumann.lab.storage import reading
 from neumann.lab.studies import statistics
 from neumann.lab.studies.statistics import Difference, Interval
-from neumann.lab.studies.study_files import COMPARISON, run_folder
+from neumann.lab.studies.study_files import COMPARISON, get_run_folder
+from neumann.lab.studies.wording import UNCORRECTED, describe_difference, describe_warmup_only
 from neumann.optim.phases import Phase
-
-UNCORRECTED = "p values are not corrected for multiple comparisons"
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,19 @@ class Comparison:
         return sum(self.seeds - len(row.runs) for row in self.rows)
 
     @property
-    def p_values(self) -> int:
+    def p_value_count(self) -> int:
         return sum(row.difference is not None and row.difference.p is not None for row in self.rows)
 
-    def verdicts(self) -> list[str]:
+    def state_verdicts(self) -> list[str]:
         """One sentence for each arm but the first."""
         first = self.rows[0].arm
         return [
-            statistics.verdict(first, row.arm, row.difference)
+            describe_difference(first, row.arm, row.difference)
             for row in self.rows
             if row.difference
         ]
 
-    def limits(self) -> list[str]:
+    def state_limits(self) -> list[str]:
         """Sentences about what the rows do not show."""
         sentences = [
             describe_warmup_only(row.arm, row.warmup_only_steps)
@@ -80,9 +79,9 @@ class Comparison:
             sentences.append(f"{self.hidden} finished {runs} in {self.folder} {verb} not shown")
         return sentences
 
-    def notes(self) -> list[str]:
+    def state_notes(self) -> list[str]:
         """The limits, and whether p values need correction."""
-        return [*self.limits(), *([UNCORRECTED] if self.p_values > 1 else [])]
+        return [*self.state_limits(), *([UNCORRECTED] if self.p_value_count > 1 else [])]
 
 
 def read_comparison(folder: Path) -> Comparison:
@@ -100,11 +99,11 @@ def _summarize_arm(folder: Path, arm: str, seeds: int, first: ArmResult | None) 
     runs = {
         seed: run
         for seed in range(seeds)
-        if (run := read_finished_run(run_folder(folder, arm, seed))) is not None
+        if (run := read_finished_run(get_run_folder(folder, arm, seed))) is not None
     }
     accuracies, difference = _accuracies(runs), None
     if first is not None:
-        pairs = statistics.common_seeds(_accuracies(first.runs), accuracies)
+        pairs = statistics.select_common_seeds(_accuracies(first.runs), accuracies)
         difference = statistics.paired_difference(*pairs)
     accuracy = statistics.mean_interval(list(accuracies.values()))
     times = [run.seconds for run in runs.values() if run.seconds is not None]
@@ -132,10 +131,6 @@ def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
         return None
     steps: int = with_optimizer[-1].get("step", 0)
     return steps
-
-
-def describe_warmup_only(arm: str, steps: int) -> str:
-    return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
 
 
 def _warmup_only_steps(arm: str, runs: dict[int, FinishedRun]) -> int | None:

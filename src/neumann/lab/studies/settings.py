@@ -42,7 +42,7 @@ class CompareConfig(TrainingSettings):
     def title(self) -> str:
         return f"{super().title}-compare"
 
-    def run_config(self, arm: str, seed: int, output: Path) -> TrainConfig:
+    def make_run_config(self, arm: str, seed: int, output: Path) -> TrainConfig:
         """The settings of one run, which continues if it was started before."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(TrainingSettings)}
         own = {"output": output, "opt": arm, "seed": seed, "resume": "auto"}

@@ -192,7 +192,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     # The optimizer's state of a sharded run is keyed by name.
     network = Network(training.model, training.model, bool(saved.get("fsdp")))
     try:
-        network.load(training.optimizer, checkpoint.payload)
+        network.load_state(training.optimizer, checkpoint.payload)
     except (RuntimeError, ValueError, KeyError) as error:
         raise UsageError(f"{checkpoint.path} does not fit {folder}: {shorten(error)}") from error
     available = len(training.dataset.train)
@@ -214,10 +214,10 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
 
 def _load_checkpoint(folder: Path, step: int | None) -> LoadedCheckpoint:
     checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoint = checkpoints.latest() if step is None else checkpoints.at(step)
+    checkpoint = checkpoints.load_latest() if step is None else checkpoints.load_step(step)
     if checkpoint is not None:
         return checkpoint
-    steps = ", ".join(map(str, checkpoints.steps()))
+    steps = ", ".join(map(str, checkpoints.list_steps()))
     if not steps:
         raise UsageError(f"{folder} has no checkpoint")
     raise UsageError(f"--step {step}: {folder} has checkpoints of the steps {steps}")

@@ -1,16 +1,14 @@
-"""Student t intervals of means over a few seeds, paired t tests of two arms, and their wording.
+"""Student t intervals of means over a few seeds, and paired t tests of two arms.
 
 The two runs of a seed share their initialization and data order, so their differences are tested
-against zero. A run that diverged (NaN or infinite) is left out and counted, and every sentence
-mentions it. A single seed gives no interval (None).
+against zero. A run that diverged (NaN or infinite) is left out and counted. A single seed gives no
+interval (None).
 """
 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-FEW_SEEDS = 5  # fewer than this are called out in a verdict
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, low, high, len(finite), len(values) - len(finite), level)
 
 
-def common_seeds(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[list[float], list[float]]:
+def select_common_seeds(
+    a: Mapping[int, float], b: Mapping[int, float]
+) -> tuple[list[float], list[float]]:
     """Select the results, keyed by seed, of the seeds that both arms ran, in the same order."""
     seeds = sorted(a.keys() & b.keys())
     return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
@@ -98,68 +98,3 @@ def _t_test(
         test = stats.ttest_1samp(scaled, 0.0)
         interval = test.confidence_interval(level)
     return mean, float(interval.low) * scale, float(interval.high) * scale, float(test.pvalue)
-
-
-# ---------------------------------------------------------------------- wording
-
-
-def verdict(
-    a: str, b: str, difference: Difference, unit: str = "points", *, lower_is_better: bool = False
-) -> str:
-    """Describe the result of paired_difference(a, b) in one sentence."""
-    sentence = _describe_difference(a, b, difference, unit, lower_is_better)
-    failures = [
-        f"{name} diverged in {count} of {difference.pairs} runs"
-        for name, count in ((a, difference.diverged_a), (b, difference.diverged_b))
-        if count
-    ]
-    if not failures:
-        return sentence
-    rest = "no seed is left to compare" if difference.n == 0 else f"over the others {sentence}"
-    return f"{' and '.join(failures)}; {rest}"
-
-
-def _describe_difference(
-    a: str, b: str, difference: Difference, unit: str, lower_is_better: bool
-) -> str:
-    mean, n = difference.mean, difference.n
-    if mean is None:
-        return f"{a} and {b} cannot be compared: they have no seed in common"
-    if mean == 0 and difference.low == difference.high:
-        seeds = "the one seed they share" if n == 1 else f"each of {n} seeds"
-        return f"{a} and {b} are equal in {seeds}"
-    place = "ahead of" if (mean > 0) != lower_is_better else "behind"
-    ahead, size = f"{a} is {place} {b} by", f"{_format(abs(mean))} {unit}"
-    if difference.low is None or difference.high is None:
-        return f"{ahead} {size} on one seed, which says nothing about chance (n = 1)"
-    if difference.p is None:
-        untested = f"without any spread this cannot be tested (n = {n})"
-        return f"{ahead} the same {size} in each of {n} seeds; {untested}"
-    threshold, half = 1 - difference.level, (difference.high - difference.low) / 2
-    if difference.p >= threshold:
-        ahead = f"no difference between {a} and {b} can be told from chance:"
-    else:
-        mean = abs(mean)
-    few = f", only {n} seeds" if n < FEW_SEEDS else ""
-    evidence = f"(n = {n}, p {_format_p(difference.p, threshold)}{few})"
-    return f"{ahead} {_format(mean, half)} ± {_format(half, half)} {unit} {evidence}"
-
-
-def _format(value: float, half: float | None = None) -> str:
-    """Two significant digits of the interval's half-width, or of the value itself."""
-    scale = abs(value) if half is None else half
-    if scale >= 1e6:
-        return f"{value:.3g}"
-    digits = 2 if scale == 0 else min(max(1 - math.floor(math.log10(scale)), 0), 15)
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding zero turns −0 into 0
-
-
-def _format_p(p: float, threshold: float) -> str:
-    if p < 0.001:
-        return "< 0.001"
-    # Rounding must not move p to the other side of the threshold.
-    for digits in range(2, 17):
-        text = f"{p:.{digits}g}"
-        if (float(text) < threshold) == (p < threshold):
-            break
-    return f"= {text}"

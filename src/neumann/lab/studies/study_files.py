@@ -36,7 +36,7 @@ def is_comparison(folder: Path) -> bool:
     return (folder / COMPARISON).is_file()
 
 
-def run_folder(folder: Path, arm: str, seed: int) -> Path:
+def get_run_folder(folder: Path, arm: str, seed: int) -> Path:
     return folder / make_folder_name(arm) / f"seed-{seed}"
 
 

@@ -1,9 +1,14 @@
-"""Worker processes that train one run after another, side by side.
+"""Worker processes that train the runs of a study side by side.
 
-A worker sends its parent each line of the records (a dict), and at the end of a run None, an
-exception if it cannot be trained, or the number of the signal because of which it was saved. A
-worker exits as soon as its parent does. A signal to the parent raises Interrupted once every worker
-has saved. A worker that dies raises CrashedError; finished runs are kept.
+A worker trains one run after another. For each run it sends its parent
+
+    a dict          each line of the records
+    None            the run has finished or diverged
+    an exception    the run cannot be trained
+    an int          the signal that stopped the run, which is saved
+
+A signal to the parent raises Interrupted there once every worker has saved. A worker that dies
+raises CrashedError there; finished runs are kept. A worker exits as soon as its parent does.
 """
 
 import contextlib
@@ -26,8 +31,8 @@ from neumann.lab.data import Dataset
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.training.inputs import open_dataset
+from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
-from neumann.lab.training.metrics import Observer
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
 from neumann.lab.training.signals import Interrupted, catch_signals, raise_on_sigterm
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # between two checks for a signal
 SAVE_SECONDS = 60.0  # that a worker may take to save its run
+SAVED = "after saving every run"
 
 RunKey = tuple[str, int]  # arm and seed
 Runs = dict[RunKey, TrainConfig]
@@ -46,7 +52,7 @@ class CrashedError(RuntimeError):
     """A worker died: it was killed, ran out of memory, or printed the traceback of a bug."""
 
 
-STOPS = (UsageError, StorageError, CrashedError, Interrupted)  # after which the others save
+STOPS = (UsageError, StorageError, CrashedError, Interrupted)  # errors that stop the whole study
 
 
 class StudyObserver:
@@ -63,10 +69,10 @@ def train_run(
     """Train one run until it finishes or diverges."""
     training = Training(config, Process(), dataset)
     with contextlib.suppress(Diverged):  # the run's summary records it
-        training.run(output_folder(config), observe or (lambda line: None))
+        training.run(get_output_folder(config), observe or (lambda line: None))
 
 
-def output_folder(run: TrainConfig) -> Path:
+def get_output_folder(run: TrainConfig) -> Path:
     assert run.output is not None
     return run.output
 
@@ -91,7 +97,7 @@ class Worker:
             self.pipe.send(run)
 
     def receive(self, observer: StudyObserver) -> bool:
-        """Handle the next message; returns whether the run has ended."""
+        """Handle the next message of the worker, and return whether its run has ended."""
         assert self.key is not None
         try:
             message = self.pipe.recv()
@@ -111,7 +117,7 @@ class Worker:
             return False
         self.key = None
         if isinstance(message, int):
-            raise Interrupted(message, 0)
+            raise Interrupted(message, SAVED)
         if message is not None:
             raise message
         return True
@@ -131,7 +137,7 @@ class Worker:
 def train_side_by_side(
     runs: Runs, jobs: int, observer: StudyObserver, on_end: Callable[[RunKey], None]
 ) -> None:
-    """Train all runs in up to `jobs` processes; `on_end` is called with each run that has ended."""
+    """Train all runs in up to `jobs` processes. Calls `on_end` with the key of each ended run."""
     queue = deque(runs.items())
     workers: list[Worker] = []
     with catch_signals() as signals:
@@ -156,7 +162,7 @@ def train_side_by_side(
             for worker in workers:
                 worker.close()
     if signals.number is not None:
-        raise Interrupted(signals.number, 0)
+        raise Interrupted(signals.number, SAVED)
 
 
 def _save_all(workers: list[Worker]) -> None:

@@ -1,6 +1,7 @@
 """One run: from a resolved config to a folder of records and checkpoints.
 
-`loop` is the run itself. It uses `inputs` (data), `network` (the model as it trains), `gradients`,
-`evaluation`, `curvature`, `metrics` (running sums, clock, TensorBoard), `records` and `checkpoints`
-(files), `processes` (several of them) and `signals` (stopping).
+`loop` is the run itself. It uses `inputs` (data), `network` and `batchnorm_layers` (the model
+as it trains), `gradients`, `evaluation` and `curvature` (what a step or an epoch computes),
+`running_loss`, `clock` and `lines` (what it reports), `records` and `checkpoints` (its files),
+`processes` (several that train together) and `signals` (stopping).
 """

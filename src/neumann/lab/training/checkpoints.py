@@ -2,7 +2,7 @@
 
 A file is the output of torch.save, followed by a line with the step and the SHA-256 of step and
 content; torch.load can read it too. A file that was damaged later does not match its checksum:
-`latest` reports it and loads the one before. CheckpointError, in one line, if a file cannot be
+`load_latest` reports it and loads the one before. CheckpointError, in one line, if a file cannot be
 written (then the old ones stay) or read, or if every checkpoint is damaged.
 """
 
@@ -85,7 +85,7 @@ class Checkpoints:
         self._prune(step)
         return path
 
-    def latest(self) -> LoadedCheckpoint | None:
+    def load_latest(self) -> LoadedCheckpoint | None:
         """Load the newest intact checkpoint; None if there are no checkpoints."""
         damaged: list[Path] = []
         for _ in range(100):
@@ -104,7 +104,7 @@ class Checkpoints:
             raise CheckpointError(f"{every}; remove them to start again")
         return None
 
-    def at(self, step: int) -> LoadedCheckpoint | None:
+    def load_step(self, step: int) -> LoadedCheckpoint | None:
         """Load the checkpoint of a step, or None; CheckpointError if it is damaged."""
         path = dict(self._list()).get(step)
         if path is None:
@@ -115,7 +115,7 @@ class Checkpoints:
             raise CheckpointError(f"{path} is damaged")
         return LoadedCheckpoint(step, payload, path)
 
-    def steps(self) -> list[int]:
+    def list_steps(self) -> list[int]:
         """Return the steps that have a checkpoint, damaged or not, in ascending order."""
         return sorted(step for step, _ in self._list())
 

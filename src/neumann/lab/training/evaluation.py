@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset, Plan, Source
+from neumann.lab.training.batchnorm_layers import average_statistics, has_batchnorm, keep_statistics
 from neumann.lab.training.gradients import Context, Pieces
 from neumann.lab.training.inputs import plan_epoch
-from neumann.lab.training.network import average_statistics, has_batchnorm, keep_statistics
 from neumann.lab.training.processes import Process, sum_over_processes
 from neumann.optim import recalibrate_batchnorm
 

@@ -1,8 +1,9 @@
-"""The gradients of a step: forward and backward pass over its micro-batches.
+"""The gradients of a step: the forward and the backward pass over its micro-batches.
 
-On a GPU, launching the kernels of a small network takes longer than running them. So after a few
-ordinary steps `CapturedGradients` captures both passes as a CUDA graph and replays it. The
-optimizer is not in the graph: it may be any, with a learning rate that changes every step.
+On a GPU, launching the kernels of a small network takes longer than running them. So
+`CapturedGradientComputer` records both passes as a CUDA graph after a few ordinary steps, and
+replays it from then on. The optimizer's step stays outside the graph: any optimizer works, and its
+learning rate may change every step.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ ORDINARY_STEPS = 3  # before capturing; in these, compilers and libraries choose
 
 
 @dataclass(eq=False)
-class Gradients:
-    """Computes the mean loss over the micro-batches, which have equal sizes, and its gradients."""
+class GradientComputer:
+    """Computes the mean loss of a step and its gradients. All micro-batches have the same size."""
 
     network: nn.Module
     optimizer: Optimizer
@@ -32,14 +33,14 @@ class Gradients:
     compiled: bool
 
     def __post_init__(self) -> None:
-        # A run has one batch size, though a process may train several runs. Kernels for any size
-        # would be slower, and which run gets them would depend on the runs before it.
+        # dynamic=False: a run has one batch size. If a process trains several runs, torch would
+        # otherwise compile slower kernels for any size from the second batch size on.
         network = self.network
         self._forward = torch.compile(network, dynamic=False) if self.compiled else network
         self.prepared = not self.compiled  # whether compilation is over
 
-    def __call__(self, pieces: Pieces) -> Tensor:
-        """Replace the gradients in the parameters and return the loss, on the device."""
+    def compute(self, pieces: Pieces) -> Tensor:
+        """Replace the gradients of the parameters and return the loss, on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for number, (inputs, labels) in enumerate(pieces, start=1):
@@ -64,11 +65,11 @@ class Gradients:
         return contextlib.nullcontext()
 
 
-class CapturedGradients:
-    """Does the same with a CUDA graph. Every step has one micro-batch, always of the same shape."""
+class CapturedGradientComputer:
+    """Does the same with a CUDA graph. Every step must have one micro-batch of the same shape."""
 
-    def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
+    def __init__(self, computer: GradientComputer) -> None:
+        self._computer = computer
         self._ordinary = 0  # steps taken without the graph
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -78,7 +79,7 @@ class CapturedGradients:
     def prepared(self) -> bool:
         return self._graph is not None
 
-    def __call__(self, pieces: Pieces) -> Tensor:
+    def compute(self, pieces: Pieces) -> Tensor:
         """Return the loss, on the device; the next step overwrites it."""
         if self._ordinary < ORDINARY_STEPS:
             self._ordinary += 1
@@ -97,21 +98,21 @@ class CapturedGradients:
             self._graph.reset()
             self._graph = None
         self._inputs = self._labels = self._loss = torch.empty(0)
-        self._gradients.release()
+        self._computer.release()
 
     def _run_on_stream(self, pieces: Pieces) -> Tensor:
-        """Run an ordinary step on the stream that is used for capturing later."""
+        """Run an ordinary step on the stream that will capture the graph."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            loss = self._gradients(pieces)
+            loss = self._computer.compute(pieces)
         current.wait_stream(self._stream)
         return loss
 
     def _capture(self, inputs: Tensor, labels: Tensor) -> torch.cuda.CUDAGraph:
-        # From now on the graph reads these tensors and writes the gradients it allocates here.
+        # Every replay reads these tensors and writes the gradients that are allocated here.
         self._inputs, self._labels = torch.empty_like(inputs), torch.empty_like(labels)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
-            self._loss = self._gradients([(self._inputs, self._labels)])
+            self._loss = self._computer.compute([(self._inputs, self._labels)])
         return graph

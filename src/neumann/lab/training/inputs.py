@@ -1,4 +1,4 @@
-"""The data of a run: its data set, and which examples a process takes in which step."""
+"""The data of a run: loading its data set, and planning the batches of an epoch."""
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset, Plan, load
@@ -6,7 +6,10 @@ from neumann.lab.training.processes import Process, run_on_leader
 
 
 def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset:
-    """Load the data set onto the process's device; with `held_out` without its test set."""
+    """Load the data set onto the process's device.
+
+    With `held_out`, a tenth of the training set takes the place of the test set.
+    """
     process = process or Process()
 
     def load_dataset() -> Dataset:
@@ -25,16 +28,18 @@ def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset
         )
 
     if config.download:
-        run_on_leader(process, load_dataset)  # one process downloads what the others then find
+        run_on_leader(process, load_dataset)  # so that only one process downloads
     dataset = load_dataset()
     return dataset.hold_out() if config.held_out else dataset
 
 
 def plan_epoch(config: TrainConfig, process: Process, epoch: int, first: int = 0) -> Plan:
-    """Plan the batches of an epoch, from its step `first` on, for this process."""
+    """Plan the batches that this process takes in an epoch, starting with its step `first`.
+
+    A process takes its share of a batch in as few equal micro-batches as --micro-batch-size allows.
+    """
     share = max(config.batch_size // process.ranks, 1)
     limit = min(config.micro_batch_size or share, share)
-    # The fewest equal ones.
     micro_batches = next(n for n in range(-(-share // limit), share + 1) if share % n == 0)
     rank, ranks = process.rank, process.ranks
     return Plan(config.batch_size, micro_batches, config.seed, epoch, first, rank, ranks)

@@ -1,10 +1,11 @@
 """One training run: from a resolved config to a folder of records.
 
-The data, augmentation and learning rate of every step are functions of the step. A checkpoint holds
-everything else: weights, optimizer, random generators, sums that are not written yet. So on a CPU a
-run resumed from any checkpoint writes the same bits as one that was never interrupted.
+The data, augmentation and learning rate of a step depend only on the step's number and the config.
+A checkpoint holds everything else: weights, optimizer, random generators, and the losses since the
+last line. So on a CPU, a run resumed from any checkpoint writes the same bits as one that was never
+interrupted.
 
-Lines of the metrics, by kind: "timetable" (once, at step 0, for Neumann), "step", "epoch" and
+Kinds of lines in the metrics: "timetable" (once, at step 0, for Neumann), "step", "epoch" and
 "spectrum".
 """
 
@@ -26,27 +27,18 @@ from neumann.lab.errors import UsageError
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
 from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.training.batchnorm_layers import average_statistics, get_statistics, set_statistics
 from neumann.lab.training.checkpoints import Checkpoints, get_rng_state, set_rng_state
+from neumann.lab.training.clock import TrainingClock
 from neumann.lab.training.curvature import Curvature
 from neumann.lab.training.evaluation import Score, evaluate_twice
-from neumann.lab.training.gradients import CapturedGradients, Gradients, Pieces
+from neumann.lab.training.gradients import CapturedGradientComputer, GradientComputer, Pieces
 from neumann.lab.training.inputs import open_dataset, plan_epoch
-from neumann.lab.training.metrics import (
-    Line,
-    Observer,
-    RunningLoss,
-    TrainingClock,
-    describe_timetable,
-    open_writer,
-)
-from neumann.lab.training.network import (
-    average_statistics,
-    get_statistics,
-    set_statistics,
-    wrap_model,
-)
+from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
+from neumann.lab.training.network import wrap_model
 from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
 from neumann.lab.training.records import Diverged, Records, Summary
+from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted, catch_signals
 from neumann.optim import Neumann
 from neumann.optim.schedules import lr_factor
@@ -81,11 +73,11 @@ class Training:
         options = {"enabled": config.amp == "bf16", "cache_enabled": self.device.type != "cuda"}
         self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, **options)
         loss = partial(classification_loss, smoothing=config.smoothing)
-        gradients = Gradients(
-            self.network.trained, self.optimizer, loss, self._autocast, config.compile == "on"
+        computer = GradientComputer(
+            self.network.wrapped, self.optimizer, loss, self._autocast, config.compile == "on"
         )
         captured = config.cuda_graph == "on"
-        self._gradients = CapturedGradients(gradients) if captured else gradients
+        self._gradients = CapturedGradientComputer(computer) if captured else computer
         self._curvature = Curvature(config, self.dataset, self.model, self.optimizer)
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step = 0  # completed steps
@@ -93,17 +85,17 @@ class Training:
         self._target_step: int | None = None  # the first step at or above the target accuracy
         self._losses = RunningLoss(self.device, process)
         self._last_epoch: Line = {}
-        self._write: Observer = lambda line: None  # of the leader: replaced during a run
+        self._write: Observer = lambda line: None  # the leader sets it during a run
         if process.ranks > 1:  # dropout must differ between processes
             torch.manual_seed(derive_seed("process", config.seed, process.rank))
 
     # ------------------------------------------------------------------ the run
 
     def run(self, folder: Path, observe: Observer = lambda line: None) -> Summary:
-        """Train to the end; the leading process calls `observe` with every line but the timetable.
+        """Train to the end. The leader calls `observe` with every line except the timetable.
 
-        Raises Interrupted after a signal, when everything is saved, Diverged if the loss was not
-        finite, and UsageError if the folder holds another run, or this one and may not continue it.
+        Raises Interrupted after a signal, once everything is saved; Diverged if the loss was not
+        finite; UsageError if the folder holds another run, or holds this one without --resume auto.
         """
         settings = {k: v for k, v in self.config.as_dict().items() if k not in BOOKKEEPING}
         self._checkpoints = Checkpoints(folder / "checkpoints")
@@ -120,9 +112,10 @@ class Training:
                     raise Diverged(**finished["diverged"])
                 return Summary(**finished)
             self._resume()
-            return self._run(observe)
+            return self._train_and_record(observe)
 
-    def _run(self, observe: Observer) -> Summary:
+    def _train_and_record(self, observe: Observer) -> Summary:
+        """Train, and write all lines and the summary, also that of a run that diverges."""
         try:
             with contextlib.ExitStack() as stack:
                 if self.process.is_leader:
@@ -155,17 +148,18 @@ class Training:
                     self._take_step(pieces)
                     if compiling and self._gradients.prepared:
                         compiling = False
-                        self.clock.stop(compiling=True)
+                        self.clock.end_lap(compiling=True)
                     if self.step % self.config.log_every == 0:
                         self._log()
                     self._measure_curvature(pieces)
                     number = agreement.exchange(received.number)
                     if number is not None:
-                        self.clock.stop()
+                        self.clock.end_lap()
                         agreement.finish()
                         self._save()
-                        raise Interrupted(number, self.step)
-                self.clock.stop()
+                        progress = f"after step {self.step}; --resume auto continues from there"
+                        raise Interrupted(number, progress)
+                self.clock.end_lap()
                 self._end_epoch(epoch + 1)
             agreement.finish()
         reached, last = self._target_step, self._last_epoch
@@ -185,7 +179,7 @@ class Training:
         factor = self._lr_factor(self.step)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
-        loss = self._gradients(pieces)
+        loss = self._gradients.compute(pieces)
         self.optimizer.step()
         self.step += 1
         self._losses.add(loss, self.step)
@@ -211,11 +205,11 @@ class Training:
         self._write(line)
 
     def _measure_curvature(self, pieces: Pieces) -> None:
-        """Write a line about the curvature if one is due. This is not training time."""
+        """Write a line about the curvature if one is due. Its time does not count as training."""
         if not self._curvature.is_due(self.step, self.total_steps):
             return
-        self.clock.stop(compiling=not self._gradients.prepared)
-        self._check_finite()  # a run that has diverged ends as such
+        self.clock.end_lap(compiling=not self._gradients.prepared)
+        self._check_finite()
         line = self._start_line("spectrum", self._lr_of(max(self.step, 1)))
         self._on_leader(lambda: self._write(line | self._curvature.measure(pieces[0])))
         self.clock.start()
@@ -246,7 +240,7 @@ class Training:
                 self._target_step = self.step
         self._write(line)
         if not math.isfinite(line.get("loss", 0.0)):  # the last step overshot
-            raise self._diverge(self.step)
+            raise self._make_diverged(self.step)
         self._last_epoch |= line
         every = self.config.checkpoint_every
         if done == self.config.epochs or (every and done % every == 0):
@@ -269,7 +263,7 @@ class Training:
             "statistics": [buffer.cpu() for buffer in get_statistics(self.model)],
         }
         payload = {
-            **self.network.state(self.optimizer),
+            **self.network.get_state(self.optimizer),
             "processes": gather_objects(own, self.process),
             "seconds": self.clock.training,
             "compile_seconds": self.clock.compiling,
@@ -285,7 +279,7 @@ class Training:
         self._on_leader(write)
 
     def _resume(self) -> None:
-        found = self._checkpoints.latest()
+        found = self._checkpoints.load_latest()
         if found is not None:
             payload = found.payload
             ranks = len(payload["processes"])
@@ -295,7 +289,7 @@ class Training:
                     f"it cannot continue with {self.process.ranks}"
                 )
             own = payload["processes"][self.process.rank]
-            self.network.load(self.optimizer, payload)
+            self.network.load_state(self.optimizer, payload)
             set_statistics(self.model, own["statistics"])
             set_rng_state(own["rng"])
             self._losses.load_state_dict(own["losses"])
@@ -312,10 +306,10 @@ class Training:
     def _check_finite(self) -> None:
         step = self._losses.find_first_bad()
         if step is not None:
-            raise self._diverge(step)
+            raise self._make_diverged(step)
 
-    def _diverge(self, step: int) -> Diverged:
-        found = self._checkpoints.latest()
+    def _make_diverged(self, step: int) -> Diverged:
+        found = self._checkpoints.load_latest()
         return Diverged(step, self._lr_of(step), None if found is None else str(found.path))
 
     def _lr_of(self, step: int) -> float:

@@ -1,34 +1,26 @@
-"""The model in the form in which it trains: its BatchNorm, and copies or shards over processes.
+"""The model as it trains: in one process, copied to several (DDP), or sharded over them (FSDP2)."""
 
-With ghost batches a BatchNorm layer normalizes each group of `--bn-batch` examples by itself. With
-several processes a layer sees only the examples of its own, and `average_statistics` gives all of
-them the mean of the running statistics.
-"""
-
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
-from neumann.lab.training.processes import Process, sum_over_processes
+from neumann.lab.training.batchnorm_layers import has_batchnorm, use_ghost_batches
+from neumann.lab.training.processes import Process
 
 
 @dataclass(frozen=True)
 class Network:
     model: nn.Module  # to evaluate and to save
-    trained: nn.Module  # to run a step with; may be the same
+    wrapped: nn.Module  # to compute gradients with: the model itself, or DDP around it
     sharded: bool  # by FSDP2, so that the whole state must be gathered
 
-    def state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def get_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of model and optimizer; all processes must call this."""
         if not self.sharded:
             return {"model": self.model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -38,7 +30,7 @@ class Network:
         model, state = get_state_dict(self.model, optimizer, options=options)
         return {"model": model, "optimizer": state}
 
-    def load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def load_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if not self.sharded:
             self.model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
@@ -93,69 +85,3 @@ def _find_shardable_parts(model: nn.Module) -> list[nn.Module]:
     owners = Counter(p for part in found for p in part.parameters())
     owned = [[owners[p] for p in part.parameters()] for part in found]
     return [part for part, counts in zip(found, owned, strict=True) if set(counts) == {1}]
-
-
-# ---------------------------------------------------------------------- BatchNorm
-
-
-def use_ghost_batches(model: nn.Module, size: int) -> None:
-    """Make every BatchNorm layer normalize groups of this many examples in training."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            kind = type(module)
-            # A subclass keeps what the layer does besides (timm's have an activation), and the
-            # names in the state dict.
-            module.__class__ = type(f"Ghost{kind.__name__}", (_GhostBatches, kind), {})
-            module.ghost_size = size  # type: ignore[assignment]
-
-
-class _GhostBatches(nn.Module):
-    """Mixed into a BatchNorm layer: runs its forward pass group by group in training."""
-
-    ghost_size: int
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training or len(inputs) <= self.ghost_size:
-            whole: Tensor = super().forward(inputs)
-            return whole
-        groups = torch.split(inputs, self.ghost_size)  # the last one may be smaller
-        return torch.cat([super(_GhostBatches, self).forward(group) for group in groups])
-
-
-def has_batchnorm(model: nn.Module) -> bool:
-    return bool(get_statistics(model))
-
-
-def get_statistics(model: nn.Module) -> list[Tensor]:
-    """Return the running means, variances and counters themselves, not copies."""
-    return [
-        buffer
-        for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
-        for buffer in module.buffers(recurse=False)
-    ]
-
-
-@torch.no_grad()
-def set_statistics(model: nn.Module, saved: list[Tensor]) -> None:
-    for buffer, value in zip(get_statistics(model), saved, strict=True):
-        buffer.copy_(value)
-
-
-@torch.no_grad()
-def average_statistics(model: nn.Module, process: Process) -> None:
-    """Replace the running statistics of every process by the mean over all processes."""
-    if process.ranks > 1:
-        for buffer in get_statistics(model):
-            if buffer.is_floating_point():
-                sum_over_processes(buffer, process).div_(process.ranks)
-
-
-@contextlib.contextmanager
-def keep_statistics(model: nn.Module) -> Iterator[None]:
-    """Restore the running statistics after the block."""
-    saved = [buffer.clone() for buffer in get_statistics(model)]
-    try:
-        yield
-    finally:
-        set_statistics(model, saved)

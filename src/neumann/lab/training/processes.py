@@ -38,7 +38,7 @@ class Process:
         return device
 
 
-def world_size() -> int:
+def count_processes() -> int:
     """Return how many processes train together, even before they are connected."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
@@ -46,7 +46,7 @@ def world_size() -> int:
 @contextmanager
 def join_processes() -> Iterator[Process]:
     """Yield this process, connected to the others if torchrun started several."""
-    if world_size() == 1:
+    if count_processes() == 1:
         yield Process()
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

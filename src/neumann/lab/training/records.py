@@ -37,7 +37,7 @@ from neumann.lab.storage.reading import (
     parse_metrics,
     read_config,
 )
-from neumann.lab.training.processes import world_size
+from neumann.lab.training.processes import count_processes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.continued = False  # whether the folder already held this run's config
         self._descriptor: int | None = None
         self._lock: FolderLock | None = None
 
@@ -86,8 +85,7 @@ class Records:
             with explain_os_errors(UsageError, f"cannot start a run in {self.folder}"):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._acquire_lock()
-                self.continued = os.path.exists(self.folder / CONFIG)
-                if self.continued:
+                if os.path.exists(self.folder / CONFIG):
                     check_same_config(self.folder, config)
                 else:
                     self._write_config(config)
@@ -187,7 +185,7 @@ class Records:
 
 def check_same_config(folder: Path, config: dict[str, Any]) -> None:
     """Raise a UsageError that names the difference if the folder's run has another config."""
-    saved = fill_in_run_defaults(read_config(folder), config, world_size())
+    saved = fill_in_run_defaults(read_config(folder), config, count_processes())
     # Compare as written: there a tuple is a list, and NaN equals itself.
     written = strict_json.encode(saved), strict_json.encode(config)
     refuse_difference(folder, "a run with another config", *written)

@@ -7,7 +7,6 @@ second one acts as usual. Where nothing trains, SIGTERM unwinds the stack like C
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -15,24 +14,12 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, has saved a checkpoint, and can be resumed."""
+    """A run was asked to stop, has saved a checkpoint, and can be resumed."""
 
-    def __init__(self, number: int, step: int, progress: str | None = None) -> None:
+    def __init__(self, number: int, progress: str) -> None:
         self.number = number
         self.exit_code = 128 + number
-        progress = progress or f"after step {step}; --resume auto continues from there"
         super().__init__(f"stopped by {signal.Signals(number).name} {progress}")
-
-
-class ComparisonInterrupted(Interrupted):
-    """Many runs were asked to stop. Finished ones are kept, and running ones have saved."""
-
-    def __init__(self, number: int, ended: int, total: int, folder: Path) -> None:
-        progress = (
-            f"after {ended} of {total} runs; the same command with --output {folder} continues"
-        )
-        super().__init__(number, 0, progress)
-        self.ended, self.total = ended, total
 
 
 class Terminated(KeyboardInterrupt):
