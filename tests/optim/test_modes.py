@@ -74,14 +74,14 @@ def test_an_eval_that_fails_leaves_training_weights(monkeypatch):
     train(model, optimizer, 6)
     displaced = weights(model)
     calls = iter(range(10))
-    real = modes.evaluation_weights
+    real = modes.compute_evaluation
 
     def failing(*arguments):
         if next(calls) == 2:
             raise MemoryError
         return real(*arguments)
 
-    monkeypatch.setattr(modes, "evaluation_weights", failing)
+    monkeypatch.setattr(modes, "compute_evaluation", failing)
     with pytest.raises(MemoryError):
         optimizer.eval()
     assert optimizer.training

@@ -1,8 +1,8 @@
-"""The timetable: where resets fall, what μ is, which row a phase takes."""
+"""The timetable: where resets fall, what μ is, which coefficients a phase has."""
 
 import pytest
 
-from neumann.optim.phases import Phase, Timetable, momentum_at, row
+from neumann.optim.phases import Phase, Timetable, choose_coefficients, momentum_at
 
 
 def resets(timetable: Timetable, until: int) -> list[int]:
@@ -58,6 +58,16 @@ def test_momentum_starts_at_half_and_peaks():
 
 
 def test_coefficients_of_each_phase():
-    assert row(Phase.WARMUP, 0.1, 0.9, 0.99, 0.0) == (1, 0, 0, 0.1, 0, 1, 0, 0, 1)
-    assert row(Phase.RESET, 0.1, 0.9, 0.99, 0.5) == (0, 0.1, 0, 0, 0, 1, 0, 0, 1)
-    assert row(Phase.ITERATE, 0.1, 0.9, 0.99, 0.5) == (0.9, 0.1, 0.9, 0.1, 0.05, 0.99, 0, 0, 1)
+    assert choose_coefficients(Phase.WARMUP, 0.1, 0.9, 0.99, 0.0) == (1, 0, 0, 0.1, 0, 1, 0, 0, 1)
+    assert choose_coefficients(Phase.RESET, 0.1, 0.9, 0.99, 0.5) == (0, 0.1, 0, 0, 0, 1, 0, 0, 1)
+    assert choose_coefficients(Phase.ITERATE, 0.1, 0.9, 0.99, 0.5) == (
+        0.9,
+        0.1,
+        0.9,
+        0.1,
+        0.05,
+        0.99,
+        0,
+        0,
+        1,
+    )

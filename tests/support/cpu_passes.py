@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.phases import Phase, row
-from neumann.optim.update import Tensors, apply_update, update_single
+from neumann.optim.phases import Phase, choose_coefficients
+from neumann.optim.precision import apply_update
+from neumann.optim.tensors import Tensors
+from neumann.optim.update import update_single
 
 SIZES = (0, 1, 3, 7, 16, 1000, 8191, 8192, 8193, 70_000)
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -16,12 +18,12 @@ FORCE = -0.37
 # what is rounded once, a few units for float32 and float64, in which the arithmetic happens.
 TOLERANCE = {F16: 2**-11, BF16: 2**-8, F32: 1e-6, F64: 1e-14, C64: 1e-6, C128: 1e-14}
 
-ROWS = {
-    **{f"{phase}": row(phase, 0.1, 0.9, 0.99, 0.0) for phase in Phase},
-    "zero lr": row(Phase.ITERATE, 0.0, 0.9, 0.99, 0.0),
-    "zero momentum": row(Phase.ITERATE, 0.1, 0.0, 0.99, 0.0),
-    "zero lr and momentum": row(Phase.ITERATE, 0.0, 0.0, 0.99, 0.0),
-    "zero lr at a reset": row(Phase.RESET, 0.0, 0.9, 0.99, 0.0),
+COEFFICIENTS = {
+    **{f"{phase}": choose_coefficients(phase, 0.1, 0.9, 0.99, 0.0) for phase in Phase},
+    "zero lr": choose_coefficients(Phase.ITERATE, 0.0, 0.9, 0.99, 0.0),
+    "zero momentum": choose_coefficients(Phase.ITERATE, 0.1, 0.0, 0.99, 0.0),
+    "zero lr and momentum": choose_coefficients(Phase.ITERATE, 0.0, 0.0, 0.99, 0.0),
+    "zero lr at a reset": choose_coefficients(Phase.RESET, 0.0, 0.9, 0.99, 0.0),
 }
 
 
@@ -37,19 +39,23 @@ def tensors_of(shapes=SIZES, weight=F32, gradient=None, state=None, offsets=True
     )
 
 
-def with_options(row, force=0.0, weight_decay=0.0, maximize=False, grad_scale=1.0):
-    """The row with a force, L2 weight decay and the scale of the gradient."""
+def with_options(coefficients, force=0.0, weight_decay=0.0, maximize=False, grad_scale=1.0):
+    """The coefficients with a force, L2 weight decay and the scale of the gradient."""
     scale = -grad_scale if maximize else grad_scale
-    return row._replace(force=force, weight_decay=weight_decay, scale=scale)
+    return coefficients._replace(force=force, weight_decay=weight_decay, scale=scale)
 
 
-def run_pass(tensors, row, force=0.0, *, runner=None, rounding="nearest", seed=0, **options):
+def run_pass(
+    tensors, coefficients, force=0.0, *, runner=None, rounding="nearest", seed=0, **options
+):
     """One pass of the kernel, by a pass of its own unless one is given."""
     chosen = runner or numba_pass.Pass()
-    return chosen.run(tensors, with_options(row, force, **options), rounding=rounding, seed=seed)
+    return chosen.run(
+        tensors, with_options(coefficients, force, **options), rounding=rounding, seed=seed
+    )
 
 
-def exact(tensors, row, force=0.0, **options):
+def exact(tensors, coefficients, force=0.0, **options):
     """The same update by `update_single`, in float64."""
 
     def widened(tensors):
@@ -61,7 +67,7 @@ def exact(tensors, row, force=0.0, **options):
         widened(tensors.iterates),
         None if tensors.offsets is None else widened(tensors.offsets),
     )
-    apply_update(wide, with_options(row, force, **options), update_single)
+    apply_update(wide, with_options(coefficients, force, **options), update_single)
     return wide
 
 
@@ -101,11 +107,11 @@ def squares_of(tensors):
     return sum(float(t.abs().square().sum()) for t in offsets)
 
 
-def check(tensors, row, force=FORCE, runner=None, **options):
+def check(tensors, coefficients, force=FORCE, runner=None, **options):
     """Run a pass and hold all that it did against the exact update."""
-    expected = exact(tensors, row, force, **options)
+    expected = exact(tensors, coefficients, force, **options)
     gradients = [(g, g.clone(), g._version) for g in tensors.gradients]
-    squared = run_pass(tensors, row, force, runner=runner, **options)
+    squared = run_pass(tensors, coefficients, force, runner=runner, **options)
     for name, ours in lists_of(tensors).items():
         for tensor, truth in zip(ours, lists_of(expected)[name], strict=True):
             difference = float((tensor.detach().to(truth.dtype) - truth).norm())

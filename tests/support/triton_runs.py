@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 from neumann.optim.backends.cuda import stepper as stepper_module
-from neumann.optim.options import SharedOptions
+from neumann.optim.options import StepOptions
 from neumann.optim.phases import Timetable
 from tests.oracle import Oracle
 from tests.support.oracle_runs import Run, initial, relative_error
@@ -109,9 +109,9 @@ def group_of(
     )
 
 
-def shared_of(timetable: Timetable = Timetable(0, 0, 2.0), **changes: Any) -> SharedOptions:  # noqa: B008
+def shared_of(timetable: Timetable = Timetable(0, 0, 2.0), **changes: Any) -> StepOptions:  # noqa: B008
     options = {"cubic": 0.05, "repulsive": 0.05, "average": 0.99, "bounded": True}
-    return SharedOptions(timetable, **{**options, **changes})
+    return StepOptions(timetable, **{**options, **changes})
 
 
 class Stepping:
@@ -145,7 +145,7 @@ class Stepping:
             self.groups.append(group)
         self.rates = [group.options["lr"] for group in self.groups]
         tensors = sum(len(group.weights) for group in self.groups)
-        self.shared = SharedOptions(
+        self.shared = StepOptions(
             Timetable(run.warmup, run.interval, options.get("reset_growth", 2.0)),
             options["cubic"],
             options["repulsive"] * tensors,

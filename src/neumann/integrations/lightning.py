@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from neumann.optim import Neumann
-from neumann.optim.checkpoint import WEIGHTS
 from neumann.optim.guard import find_neumann
+from neumann.optim.state import WEIGHTS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

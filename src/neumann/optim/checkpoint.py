@@ -1,4 +1,4 @@
-"""The keys of the state, and loading a state dict: whether it fits, and that no bit is lost.
+"""Loading a state dict: whether it fits, and that no bit is lost.
 
 `torch.optim.Optimizer.load_state_dict` casts every floating-point state tensor to the dtype of its
 parameter (pytorch #43706), which loses float32 state of bfloat16 weights and float64 scalars. So
@@ -13,15 +13,11 @@ from torch import Tensor
 
 from neumann.optim.dtensor import local_part, place_like
 from neumann.optim.preconditioners.memory import PREFIX
+from neumann.optim.state import ITERATE, KEYS, OFFSET, WEIGHTS
 
-# Scalars that every parameter's state repeats: one tensor each per optimizer, or per group (μ).
-CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
-# Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
-ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
 # Options that only Neumann has, and names that wrappers add to those of parameters.
 OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
 class Exact:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from neumann.optim.distance import repulsion
-from neumann.optim.options import SharedOptions
+from neumann.optim.options import StepOptions
 from neumann.optim.phases import Timetable
 
 
@@ -20,7 +20,7 @@ class GroupDiagnostics:
     _lr: Any
     _momentum: Tensor
     _distance_squared: Tensor
-    _shared: SharedOptions
+    _options: StepOptions
 
     @property
     def lr(self) -> float:
@@ -35,19 +35,15 @@ class GroupDiagnostics:
     @property
     def cubic_force(self) -> float:
         """α·r², the attraction to the average at the current distance."""
-        return self._shared.cubic * float(self._distance_squared)
+        return self._options.cubic * float(self._distance_squared)
 
     @property
     def repulsive_force(self) -> float:
         """β·r/R³, the repulsion from the average at the current distance."""
-        shared = self._shared
-        if shared.repulsive == 0:
+        if self._options.repulsive == 0:
             return 0.0
         distance = self._distance_squared.sqrt()
-        strength = repulsion(
-            distance, self.lr, self.momentum, shared.average, shared.repulsive, shared.bounded
-        )
-        return float(strength * distance)
+        return float(repulsion(distance, self.lr, self.momentum, self._options) * distance)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ denominator, where
 
     r* = (γηβ / ((1 − γ)(1 − μ)))^⅓
 
-is the distance at which repulsion alone settles. From r* on this is the printed formula; below it
-the force falls to zero with r instead of exploding. Without the bound R = r, and there is no force
-at r = 0. η and μ belong to a group, so c does too; r is one number for the whole optimizer.
+is the equilibrium of repulsion and the moving average. From r* on this is the printed formula;
+below it the force falls to zero with r instead of exploding. Without the bound R = r, and there is
+no force at r = 0. η and μ belong to a group, so c does too; r is one number for all.
 
 Everything stays a tensor, so that a step on an accelerator does not wait for the host.
 """
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from neumann.optim.options import StepOptions
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
@@ -51,34 +53,25 @@ def take_root(squared: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
 
 
-def settling_distance(lr: Any, momentum: Any, average: float, repulsive: float) -> Any:
-    """r*, where repulsion of strength β and the moving average balance."""
+def equilibrium_distance(lr: Any, momentum: Any, options: StepOptions) -> Any:
+    """r*, where repulsion and the moving average balance."""
+    average, repulsive = options.average, options.repulsive
     return (average * lr * repulsive / ((1 - average) * (1 - momentum))) ** (1 / 3)
 
 
-def repulsion(
-    distance: Tensor, lr: Any, momentum: Any, average: float, repulsive: float, bounded: bool
-) -> Tensor:
+def repulsion(distance: Tensor, lr: Any, momentum: Any, options: StepOptions) -> Tensor:
     """β/R³, and 0 where R = 0."""
     reach = distance
-    if bounded:
-        reach = distance.clamp(min=settling_distance(lr, momentum, average, repulsive))
+    if options.bounded:
+        reach = distance.clamp(min=equilibrium_distance(lr, momentum, options))
     # Divide by a placeholder where R = 0: where() alone would leave NaN in a derivative.
     safe = torch.where(reach > 0, reach, torch.ones_like(reach))
-    return torch.where(reach > 0, repulsive / safe**3, torch.zeros_like(reach))
+    return torch.where(reach > 0, options.repulsive / safe**3, torch.zeros_like(reach))
 
 
-def force(
-    distance: Tensor,
-    lr: Any,
-    momentum: Any,
-    average: float,
-    cubic: float,
-    repulsive: float,
-    bounded: bool,
-) -> Tensor:
+def force(distance: Tensor, lr: Any, momentum: Any, options: StepOptions) -> Tensor:
     """c = α·r − β/R³."""
-    attraction = cubic * distance
-    if repulsive == 0:
+    attraction = options.cubic * distance
+    if options.repulsive == 0:
         return attraction
-    return attraction - repulsion(distance, lr, momentum, average, repulsive, bounded)
+    return attraction - repulsion(distance, lr, momentum, options)

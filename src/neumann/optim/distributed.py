@@ -23,7 +23,7 @@ from torch import Tensor, distributed
 
 from neumann.optim.distance import scalar_dtype
 from neumann.optim.dtensor import is_dtensor
-from neumann.optim.update import Tensors
+from neumann.optim.tensors import Tensors
 
 
 class Totals(NamedTuple):

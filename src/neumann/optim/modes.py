@@ -7,11 +7,12 @@ state, which goes into checkpoints too. In the warm-up m = 0, and the two are th
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from neumann.optim.checkpoint import ITERATE, MOMENTUM, OFFSET, WEIGHTS
 from neumann.optim.dtensor import distribute_like, local_part
-from neumann.optim.update import evaluation_weights
+from neumann.optim.precision import wide_dtype
+from neumann.optim.state import ITERATE, MOMENTUM, OFFSET, WEIGHTS
 
 Entries = Sequence[tuple[Tensor, dict[str, Any]]]  # parameters with their state
 
@@ -21,8 +22,8 @@ def switch_to_evaluation(entries: Entries) -> None:
     try:
         for p, state in entries:
             state[WEIGHTS] = p.detach().clone()
-            w, m = local_part(p), local_part(state[ITERATE])
-            w.copy_(evaluation_weights(w, m, state[MOMENTUM]))
+            w = local_part(p)
+            w.copy_(compute_evaluation(w, state))
     except BaseException:  # out of memory, an interrupt: never leave a mixture of the two
         switch_to_training(entries)
         raise
@@ -37,14 +38,21 @@ def switch_to_training(entries: Entries) -> None:
 
 def compute_evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
     """w − μm of one parameter."""
-    return evaluation_weights(w, local_part(state[ITERATE]), state[MOMENTUM])
+    return _subtract_product(w, state[MOMENTUM], local_part(state[ITERATE]))
 
 
 def compute_average(w: Tensor, state: dict[str, Any]) -> Tensor:
     """v = w − δ of one parameter."""
     if OFFSET not in state:
         return w.clone()
-    return evaluation_weights(w, local_part(state[OFFSET]), 1.0)
+    return _subtract_product(w, 1.0, local_part(state[OFFSET]))
+
+
+def _subtract_product(w: Tensor, factor: Any, state: Tensor) -> Tensor:
+    """w − factor·state, as a new tensor of w's dtype."""
+    wide = wide_dtype(torch.promote_types(w.dtype, state.dtype))
+    result: Tensor = w.to(wide) - factor * state.to(wide)
+    return result.to(w.dtype)
 
 
 def derive_params(

@@ -20,16 +20,26 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from neumann.optim import checkpoint, modes, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
-from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, OFFSET, SKIPPED, WEIGHTS
 from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
 from neumann.optim.distance import distance_squared
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
 from neumann.optim.dtensor import local_part
-from neumann.optim.options import SharedOptions, has_forces
+from neumann.optim.options import StepOptions, has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.stage import precondition_group
-from neumann.optim.state import StateStore, WriteWatch, make_zeros
-from neumann.optim.update import Tensors, find_nonfinite
+from neumann.optim.skipping import find_nonfinite
+from neumann.optim.state import (
+    CLOCK,
+    DISTANCE,
+    ITERATE,
+    OFFSET,
+    SKIPPED,
+    WEIGHTS,
+    StateStore,
+    make_zeros,
+)
+from neumann.optim.tensors import Tensors
+from neumann.optim.write_watch import WriteWatch
 
 
 class Neumann(Optimizer):
@@ -347,10 +357,10 @@ class Neumann(Optimizer):
         self._variables = totals.variables
         return totals.flags
 
-    def _shared_options(self) -> SharedOptions:
+    def _shared_options(self) -> StepOptions:
         first = self.param_groups[0]
         repulsive = first["repulsive"]
-        return SharedOptions(
+        return StepOptions(
             timetable=self._store.timetable(),
             cubic=first["cubic"],
             repulsive=repulsive * self._count_variables() if repulsive else 0.0,

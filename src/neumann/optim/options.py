@@ -20,7 +20,7 @@ from neumann.validation import is_count, is_number, require
 
 
 class OwnOptions(TypedDict):
-    """Options that may differ between parameter groups."""
+    """What may differ between parameter groups."""
 
     lr: float | Tensor
     momentum: float
@@ -31,7 +31,7 @@ class OwnOptions(TypedDict):
 
 
 class CommonOptions(TypedDict):
-    """Options that all groups share: there is one clock and one distance."""
+    """What must agree in all groups, because there is one clock and one distance."""
 
     cubic: float
     repulsive: float
@@ -85,8 +85,8 @@ _OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
 
 @dataclass(frozen=True)
-class SharedOptions:
-    """The options of a step that all groups share, ready for use."""
+class StepOptions:
+    """What a step needs of the options that all groups have in common."""
 
     timetable: Timetable
     cubic: float  # α

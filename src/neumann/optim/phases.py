@@ -71,8 +71,8 @@ class TensorPlace(NamedTuple):
     t: Tensor
 
 
-class Row(NamedTuple):
-    """The coefficients of one update. A coefficient of zero drops its term."""
+class Coefficients(NamedTuple):
+    """The coefficients of the update, in one step. A coefficient of zero drops its term."""
 
     keep: Any  # a: what m keeps of itself; 0 overwrites it
     gain: Any  # e: how much of d enters m
@@ -85,8 +85,8 @@ class Row(NamedTuple):
     scale: Any = 1.0  # of the gradient: ±1/grad_scale
 
 
-# The row of an update that changes nothing.
-IDLE = Row(keep=1.0, gain=0.0, carry=0.0, push=0.0, shrink=0.0, follow=1.0)
+# Of an update that changes nothing.
+IDLE = Coefficients(keep=1.0, gain=0.0, carry=0.0, push=0.0, shrink=0.0, follow=1.0)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def momentum_at(t: Any, peak: Any) -> Any:
     return torch.minimum(ramp, peak) if isinstance(ramp, Tensor) else min(peak, ramp)
 
 
-def row(
+def choose_coefficients(
     phase: Phase | TensorPhase,
     lr: Any,
     momentum: Any,
@@ -185,14 +185,14 @@ def row(
     force: Any = 0.0,
     weight_decay: Any = 0.0,
     scale: Any = 1.0,
-) -> Row:
-    """The phase's row, for learning rate η, momentum μ, average γ and decoupled decay λ.
+) -> Coefficients:
+    """The line of the table for a phase, at learning rate η, momentum μ, average γ and decay λ.
 
     `force` is c; it acts in the iterate phase alone.
     """
     warming, resetting = phase.warming, phase.resetting
     carry = _choose(warming, 0.0, _choose(resetting, 0.0, momentum))
-    return Row(
+    return Coefficients(
         keep=_choose(warming, 1.0, carry),
         gain=_choose(warming, 0.0, lr),
         carry=carry,
@@ -203,6 +203,9 @@ def row(
         weight_decay=weight_decay,
         scale=scale,
     )
+
+
+row = choose_coefficients  # its name in version 0.1
 
 
 def _choose(condition: Any, then: Any, otherwise: Any) -> Any:

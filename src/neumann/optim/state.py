@@ -5,21 +5,24 @@ tensor each, repeated in every parameter's state, because distributed checkpoint
 and `param_groups`. After a load they come back as many tensors and are tied together again.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neumann.optim.checkpoint import CLOCK, DISTANCE, ITERATE, MOMENTUM, OFFSET, SKIPPED
 from neumann.optim.distance import scalar_dtype
 from neumann.optim.dtensor import local_gradient, local_part
 from neumann.optim.options import check_preconditioner, has_forces
 from neumann.optim.phases import Timetable, momentum_at
 from neumann.optim.preconditioners.memory import create_memory, load_memory
-from neumann.optim.update import Tensors
+from neumann.optim.tensors import Tensors
+
+# Scalars that every parameter's state repeats: one tensor each per optimizer, or per group (μ).
+CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
+# Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
+ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
+KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 
 
 class StateStore:
@@ -259,42 +262,3 @@ def _tie(key: str, states: list[dict[str, Any]], default: Any, place: torch.devi
     for state in states:
         state[key] = tensor
     return tensor
-
-
-class WriteWatch:
-    """Warns, once, if something else wrote a parameter between two steps.
-
-    Loading or clamping weights moves w and leaves δ = w − v alone, so the average moves along. That
-    may be intended, but should not go unnoticed. A tensor counts its in-place writes in `_version`;
-    the kernels, which write past torch, count theirs there too.
-    """
-
-    def __init__(self) -> None:
-        self._parameters: list[Tensor] = []
-        self._versions: list[int] = []
-        self._warned = False
-
-    def compare(self, parameters: list[Tensor], name_of: Callable[[Tensor], str]) -> None:
-        """Warn if a parameter differs from what the last step left."""
-        if self._warned or not self._parameters:
-            return
-        versions = [p._version for p in parameters]
-        if versions == self._versions and all(map(is_, parameters, self._parameters)):
-            return
-        left = dict(zip(map(id, self._parameters), self._versions, strict=True))
-        for p, version in zip(parameters, versions, strict=True):
-            if left.get(id(p), version) != version:
-                self._warned = True
-                warnings.warn(
-                    f"{name_of(p)} was changed between two steps by something other than this "
-                    "optimizer. Its offset from the average is kept, so the average has moved "
-                    "along; call optimizer.reset_average() if it should start at the new weights.",
-                    stacklevel=5,
-                )
-                return
-
-    def remember(self, parameters: list[Tensor] | None = None) -> None:
-        """Remember the parameters as they are now; by default the same ones as before."""
-        if parameters is not None:
-            self._parameters = parameters
-        self._versions = [p._version for p in self._parameters]

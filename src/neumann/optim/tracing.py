@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, distributed
 
 from neumann.optim import phases
-from neumann.optim.checkpoint import CLOCK, SKIPPED
+from neumann.optim.state import CLOCK, SKIPPED
 
 _Step = TypeVar("_Step", bound=Callable[..., Any])
 

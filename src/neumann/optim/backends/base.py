@@ -12,8 +12,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from neumann.optim.options import SharedOptions
-from neumann.optim.update import Tensors
+from neumann.optim.options import StepOptions
+from neumann.optim.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Backend(Protocol):
         `parts` is the number of sums of squares that it would have to keep apart.
         """
 
-    def step(self, groups: Sequence[Tensors], shared: SharedOptions, scalars: Scalars) -> None:
+    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
         """Take one step of all groups."""
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:

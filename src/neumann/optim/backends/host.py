@@ -1,6 +1,6 @@
 """Steps whose clock and coefficients are Python numbers: all backends but the CUDA one.
 
-`HostBackend` works out a step's phase, rows and forces; a subclass runs the update of one group.
+`HostBackend` works out a step's phase and coefficients; a subclass runs the update of one group.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from neumann.optim.backends.base import Scalars
 from neumann.optim.distance import distance_squared, force, take_root
-from neumann.optim.options import SharedOptions
-from neumann.optim.phases import IDLE, Phase, Row, momentum_at, row
-from neumann.optim.update import Tensors
+from neumann.optim.options import StepOptions
+from neumann.optim.phases import IDLE, Coefficients, Phase, choose_coefficients, momentum_at
+from neumann.optim.tensors import Tensors
 
 
 class HostBackend(ABC):
@@ -36,19 +36,19 @@ class HostBackend(ABC):
         return None
 
     @abstractmethod
-    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
         """Update one group, all of whose parameters have a gradient; index is its number.
 
         Returns Σδ² of the new δ if the backend sums squares, else 0.
         """
 
-    def step(self, groups: Sequence[Tensors], shared: SharedOptions, scalars: Scalars) -> None:
+    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
         """See `Backend.step`. A step to be skipped does not get here."""
         scalars.clock.add_(1)
         step = int(scalars.clock)
-        phase, t = shared.timetable.place(step)
+        phase, t = options.timetable.place(step)
         # The force acts in the iterate phase alone.
-        forced = shared.has_forces and phase is Phase.ITERATE
+        forced = options.has_forces and phase is Phase.ITERATE
         distance = take_root(scalars.distance_squared) if forced else None
         scale = 1.0 if scalars.grad_scale is None else 1 / float(scalars.grad_scale)
         squares = []
@@ -58,14 +58,14 @@ class HostBackend(ABC):
             moving = group.with_gradient()
             squared = 0.0
             if moving.weights:
-                coefficients = _compute_row(group, shared, phase, momentum, distance, scale)
-                squared = self.update(index, moving, coefficients, step)
+                own = _compute_coefficients(group, options, phase, momentum, distance, scale)
+                squared = self.update(index, moving, own, step)
             squares.append(squared)
         if phase is Phase.RESET:
             resting = (group.without_gradient().iterates for group in groups)
             for iterate in chain.from_iterable(resting):
                 iterate.zero_()
-        if shared.has_forces:
+        if options.has_forces:
             self._add_up(groups, squares, scalars.sums)
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
@@ -101,36 +101,25 @@ class HostBackend(ABC):
         sums.copy_(torch.stack(totals).reshape(sums.shape))
 
 
-def _compute_row(
+def _compute_coefficients(
     group: Tensors,
-    shared: SharedOptions,
+    options: StepOptions,
     phase: Phase,
     momentum: float,
     distance: Tensor | None,
     scale: float,
-) -> Row:
+) -> Coefficients:
     """The coefficients of one group."""
-    options = group.options
-    lr: Any = options["lr"] if options["differentiable"] else float(options["lr"])
-    decoupled = options["decoupled_weight_decay"]
-    c: Any = 0.0
-    if distance is not None:
-        c = force(
-            distance,
-            lr,
-            momentum,
-            shared.average,
-            shared.cubic,
-            shared.repulsive,
-            shared.bounded,
-        )
-    return row(
+    own = group.options
+    lr: Any = own["lr"] if own["differentiable"] else float(own["lr"])
+    decoupled = own["decoupled_weight_decay"]
+    return choose_coefficients(
         phase,
         lr,
         momentum,
-        shared.average,
-        options["weight_decay"] if decoupled else 0.0,
-        force=c,
-        weight_decay=0.0 if decoupled else options["weight_decay"],
-        scale=-scale if options["maximize"] else scale,
+        options.average,
+        own["weight_decay"] if decoupled else 0.0,
+        force=0.0 if distance is None else force(distance, lr, momentum, options),
+        weight_decay=0.0 if decoupled else own["weight_decay"],
+        scale=-scale if own["maximize"] else scale,
     )

@@ -11,30 +11,32 @@ import torch
 from torch import Tensor
 
 from neumann.optim.backends.host import HostBackend
-from neumann.optim.phases import Row
-from neumann.optim.update import Tensors, apply_update, cast_to, is_one, is_zero
+from neumann.optim.phases import Coefficients
+from neumann.optim.precision import apply_update
+from neumann.optim.tensors import Tensors
+from neumann.optim.update import cast_to, is_one, is_zero
 
 
-def update_lists(tensors: Tensors, row: Row) -> None:
+def update_lists(tensors: Tensors, coefficients: Coefficients) -> None:
     """The update of all tensors at once; lists are on one device and of one dtype."""
     w, m, offset = tensors.weights, tensors.iterates, tensors.offsets
     d: list[Any] = tensors.gradients
-    if not is_one(row.scale):
-        d = _multiply(d, row.scale)
-    if not is_zero(row.weight_decay):
-        d = _add_product(d, w, row.weight_decay)
-    if offset is not None and not is_zero(row.force):
-        d = _add_product(d, offset, row.force)
+    if not is_one(coefficients.scale):
+        d = _multiply(d, coefficients.scale)
+    if not is_zero(coefficients.weight_decay):
+        d = _add_product(d, w, coefficients.weight_decay)
+    if offset is not None and not is_zero(coefficients.force):
+        d = _add_product(d, offset, coefficients.force)
 
-    if is_zero(row.keep):
+    if is_zero(coefficients.keep):
         torch._foreach_zero_(m)
-    elif not is_one(row.keep):
-        _multiply_(m, row.keep)
-    if not is_zero(row.gain):
-        _subtract_product_(m, d, row.gain)
+    elif not is_one(coefficients.keep):
+        _multiply_(m, coefficients.keep)
+    if not is_zero(coefficients.gain):
+        _subtract_product_(m, d, coefficients.gain)
 
-    change = None if is_zero(row.carry) else _multiply(m, row.carry)
-    for coefficient, source in ((row.push, d), (row.shrink, w)):
+    change = None if is_zero(coefficients.carry) else _multiply(m, coefficients.carry)
+    for coefficient, source in ((coefficients.push, d), (coefficients.shrink, w)):
         if is_zero(coefficient):
             continue
         if change is None:
@@ -45,8 +47,8 @@ def update_lists(tensors: Tensors, row: Row) -> None:
         torch._foreach_add_(w, change)
         if offset is not None:
             torch._foreach_add_(offset, change)
-    if offset is not None and not is_one(row.follow):
-        torch._foreach_mul_(offset, row.follow)
+    if offset is not None and not is_one(coefficients.follow):
+        torch._foreach_mul_(offset, coefficients.follow)
 
 
 class ListBackend(HostBackend):
@@ -54,9 +56,9 @@ class ListBackend(HostBackend):
 
     name = "lists"
 
-    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
         """See `HostBackend.update`."""
-        apply_update(tensors, row, update_lists, seed)
+        apply_update(tensors, coefficients, update_lists, seed)
         return 0.0
 
 

@@ -1,8 +1,10 @@
 """The readable update, one tensor at a time: slow, but autograd can record it."""
 
 from neumann.optim.backends.host import HostBackend
-from neumann.optim.phases import Row
-from neumann.optim.update import Tensors, apply_update, update_single
+from neumann.optim.phases import Coefficients
+from neumann.optim.precision import apply_update
+from neumann.optim.tensors import Tensors
+from neumann.optim.update import update_single
 
 
 class ReferenceBackend(HostBackend):
@@ -10,7 +12,7 @@ class ReferenceBackend(HostBackend):
 
     name = "reference"
 
-    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
         """See `HostBackend.update`."""
-        apply_update(tensors, row, update_single, seed)
+        apply_update(tensors, coefficients, update_single, seed)
         return 0.0

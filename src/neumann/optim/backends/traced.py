@@ -1,9 +1,9 @@
 """The step as a tracer such as torch.compile sees it: one graph for all phases.
 
-A tracer would turn numbers into constants, so clock, t, phase, μ and each group's row are tensors
-here. The rows of all groups are stacked, so that a compiler stores them instead of computing them
-again beside every weight. A step to be skipped gets the row that changes nothing, and its clock
-does not tick.
+A tracer would turn numbers into constants, so clock, t, phase, μ and coefficients are tensors here.
+Those of all groups are stacked, so that a compiler stores them instead of computing them again
+beside every weight. A step to be skipped gets coefficients that change nothing, and its clock does
+not tick.
 
 bfloat16 state is rounded with noise hashed from clock, tensor and element, with the bits that the
 Triton kernel has: no random state enters the graph.
@@ -21,12 +21,13 @@ from torch import Tensor
 from neumann.optim.backends.base import Scalars
 from neumann.optim.backends.lists import update_lists
 from neumann.optim.distance import force, scalar_dtype, take_root
-from neumann.optim.options import SharedOptions
-from neumann.optim.phases import IDLE, Row, TensorPhase, momentum_at, row
-from neumann.optim.update import Tensors, as_real, round_stochastically, wide_dtype
+from neumann.optim.options import StepOptions
+from neumann.optim.phases import IDLE, Coefficients, TensorPhase, choose_coefficients, momentum_at
+from neumann.optim.precision import as_real, round_stochastically, wide_dtype
+from neumann.optim.tensors import Tensors
 
 
-def step_traced(groups: Sequence[Tensors], shared: SharedOptions, scalars: Scalars) -> None:
+def step_traced(groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
     """Tick, and update every group; r² is up to date before and after."""
     clock, squared = scalars.clock, scalars.distance_squared
     device = squared.device
@@ -34,19 +35,22 @@ def step_traced(groups: Sequence[Tensors], shared: SharedOptions, scalars: Scala
     if scalars.found_inf is not None:
         skip = scalars.found_inf.reshape(()).to(device) != 0
     now = clock.to(device) + 1
-    phase, t = shared.timetable.place(now)
-    rows = _compute_rows(groups, shared, phase, t, take_root(squared), scalars.grad_scale)
+    phase, t = options.timetable.place(now)
+    coefficients = _compute_coefficients(
+        groups, options, phase, t, take_root(squared), scalars.grad_scale
+    )
     if skip is not None:
-        rows = Row(*[torch.where(skip, idle, c) for idle, c in zip(IDLE, rows, strict=True)])
+        pairs = zip(IDLE, coefficients, strict=True)
+        coefficients = Coefficients(*[torch.where(skip, idle, c) for idle, c in pairs])
         phase = TensorPhase(phase.warming, phase.resetting & ~skip)
     # With a clock on the host and weights elsewhere μ is computed twice, so that nothing waits.
-    momenta = _compute_momenta(groups, shared.timetable.place(clock + 1).t)
+    momenta = _compute_momenta(groups, options.timetable.place(clock + 1).t)
     for group, momentum in zip(groups, momenta.unbind(), strict=True):
         if skip is not None:
             momentum = torch.where(skip.to(momentum.device), group.momentum, momentum)
         _write(group.momentum, momentum)
-    _update(groups, rows, now, phase.resetting, scalars.grad_scale is not None)
-    if shared.has_forces:
+    _update(groups, coefficients, now, phase.resetting, scalars.grad_scale is not None)
+    if options.has_forces:
         offsets = [offset for group in groups for offset in group.offsets or ()]
         _write(squared, _distance_squared(offsets, squared))
     clock.add_(1 if skip is None else (~skip).to(clock.device, clock.dtype))
@@ -58,37 +62,28 @@ def _compute_momenta(groups: Sequence[Tensors], t: Tensor) -> Tensor:
     return torch.as_tensor(momentum_at(t, _stack([g.options["momentum"] for g in groups], t)))
 
 
-def _compute_rows(
+def _compute_coefficients(
     groups: Sequence[Tensors],
-    shared: SharedOptions,
+    options: StepOptions,
     phase: TensorPhase,
     t: Tensor,
     distance: Tensor,
     grad_scale: Tensor | None,
-) -> Row:
-    """The rows of all groups: each coefficient is a vector with an element for each group."""
+) -> Coefficients:
+    """Each coefficient is a vector with an element for each group."""
     lr = _stack([group.options["lr"] for group in groups], distance)
     momentum = _compute_momenta(groups, t)
-    zero, one = torch.zeros_like(lr), torch.ones_like(lr)
-    c = zero
-    if shared.has_forces:
-        c = force(
-            distance,
-            lr,
-            momentum,
-            shared.average,
-            shared.cubic,
-            shared.repulsive,
-            shared.bounded,
-        ).expand_as(lr)
+    c = torch.zeros_like(lr)
+    if options.has_forces:
+        c = force(distance, lr, momentum, options).expand_as(lr)
     scale = _stack([-1.0 if group.options["maximize"] else 1.0 for group in groups], distance)
     if grad_scale is not None:
         scale = scale / grad_scale.reshape(()).to(scale)
-    return row(
+    return choose_coefficients(
         phase,
         lr,
         momentum,
-        shared.average * one,
+        options.average * torch.ones_like(lr),
         _stack([_weight_decay(group, decoupled=True) for group in groups], distance),
         force=c,
         weight_decay=_stack([_weight_decay(group, decoupled=False) for group in groups], distance),
@@ -97,7 +92,11 @@ def _compute_rows(
 
 
 def _update(
-    groups: Sequence[Tensors], rows: Row, now: Tensor, resetting: Tensor, scaled: bool
+    groups: Sequence[Tensors],
+    coefficients: Coefficients,
+    now: Tensor,
+    resetting: Tensor,
+    scaled: bool,
 ) -> None:
     """Update all groups at once, in few lists, which a compiler turns into few kernels."""
     resting = [m for group in groups for m in group.without_gradient().iterates]
@@ -105,18 +104,18 @@ def _update(
         zeros = [torch.where(resetting.to(m.device), torch.zeros_like(m), m) for m in resting]
         torch._foreach_copy_(resting, zeros)
     own, wide = Tensors(offsets=[]), Tensors(offsets=[])
-    coefficients: list[Row] = []
+    chosen: list[Coefficients] = []  # of each tensor, in its dtype
     noises: list[Tensor | None] = []
     number = 0  # over all groups, so that no two tensors have the same noise
-    for group, group_row in zip(groups, torch.stack(rows, dim=1).unbind(), strict=True):
-        cast: dict[tuple[torch.device, torch.dtype], Row] = {}
+    for group, of_group in zip(groups, torch.stack(coefficients, dim=1).unbind(), strict=True):
+        cast: dict[tuple[torch.device, torch.dtype], Coefficients] = {}
         for w, g, m, offset in group:
             if g is not None:
                 w, g, m = as_real(w), as_real(g), as_real(m)
                 dtype = wide_dtype(torch.promote_types(w.dtype, m.dtype))
                 if (w.device, dtype) not in cast:
-                    cast[w.device, dtype] = Row(*group_row.to(w.device, dtype).unbind())
-                coefficients.append(cast[w.device, dtype])
+                    cast[w.device, dtype] = Coefficients(*of_group.to(w.device, dtype).unbind())
+                chosen.append(cast[w.device, dtype])
                 noises.append(make_noise(now, w, m, number))
                 own.weights.append(w)
                 wide.weights.append(w.to(dtype))
@@ -131,16 +130,19 @@ def _update(
         return
     coupled, decoupled = (any(_weight_decay(g, decoupled=d) for g in groups) for d in (False, True))
     scaled = scaled or any(g.options["maximize"] for g in groups)
-    lists = Row(
-        keep=[row.keep for row in coefficients],
-        gain=[row.gain for row in coefficients],
-        carry=[row.carry for row in coefficients],
-        push=[row.push for row in coefficients],
-        shrink=[row.shrink for row in coefficients] if decoupled else 0.0,
-        follow=[row.follow for row in coefficients],
-        force=[row.force for row in coefficients],
-        weight_decay=[row.weight_decay for row in coefficients] if coupled else 0.0,
-        scale=[row.scale for row in coefficients] if scaled else 1.0,
+    keep, gain, carry, push, shrink, follow, force_, weight_decay, scale = (
+        list(column) for column in zip(*chosen, strict=True)
+    )
+    lists = Coefficients(
+        keep,
+        gain,
+        carry,
+        push,
+        shrink if decoupled else 0.0,
+        follow,
+        force_,
+        weight_decay if coupled else 0.0,
+        scale if scaled else 1.0,
     )
     kept, computed = own.offsets or [], wide.offsets or None
     update_lists(Tensors(wide.weights, wide.gradients, wide.iterates, computed), lists)

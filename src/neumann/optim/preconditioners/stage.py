@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.dtensor import distribute_like, is_dtensor, local_part
+from neumann.optim.precision import as_real, wide_dtype
 from neumann.optim.preconditioners.memory import (
     PREFIX,
     create_memory,
@@ -25,7 +26,7 @@ from neumann.optim.preconditioners.memory import (
     stages_of,
 )
 from neumann.optim.preconditioners.protocol import Preconditioner
-from neumann.optim.update import Tensors, as_real, wide_dtype
+from neumann.optim.tensors import Tensors
 
 
 def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor | None) -> Tensors:

@@ -13,11 +13,11 @@ from neumann.optim.backends.cpu import numba_pass
 from tests.support.cpu_passes import (
     BF16,
     C64,
+    COEFFICIENTS,
     F16,
     F32,
     F64,
     FORCE,
-    ROWS,
     check,
     lists_of,
     run_pass,
@@ -33,7 +33,7 @@ def test_versions_count_what_was_written():
     for phase, expected in written.items():
         tensors = tensors_of((5, 9000))
         before = versions(tensors)
-        run_pass(tensors, ROWS[phase], FORCE)
+        run_pass(tensors, COEFFICIENTS[phase], FORCE)
         after = versions(tensors)
         grown = [int(new > old) for new, old in zip(after, before, strict=True)]
         assert grown == expected, phase
@@ -43,7 +43,7 @@ def test_parameters_that_require_gradients():
     for dtype in (F32, F16, C64):
         tensors = tensors_of((5, 9000), dtype)
         parameters = [torch.nn.Parameter(t) for t in tensors.weights]
-        check(replace(tensors, weights=parameters), ROWS["iterate"])
+        check(replace(tensors, weights=parameters), COEFFICIENTS["iterate"])
         assert all(p.is_leaf and p._version > 0 for p in parameters)
 
 
@@ -60,7 +60,7 @@ def test_new_gradients_need_no_new_table(builds):
     tensors, runner = tensors_of((5, 9000)), numba_pass.Pass()
     for _ in range(3):
         fresh = replace(tensors, gradients=[torch.randn_like(w) for w in tensors.weights])
-        check(fresh, ROWS["iterate"], runner=runner)
+        check(fresh, COEFFICIENTS["iterate"], runner=runner)
     assert builds == [2]
 
 
@@ -69,9 +69,9 @@ def test_changes_are_noticed(builds):
 
     def step(tensors):
         builds.clear()
-        check(tensors, ROWS["iterate"], runner=runner)
+        check(tensors, COEFFICIENTS["iterate"], runner=runner)
         assert builds, "a change went unnoticed"
-        check(tensors, ROWS["iterate"], runner=runner)
+        check(tensors, COEFFICIENTS["iterate"], runner=runner)
 
     step(tensors)
     tensors.gradients[0] = torch.randn(4, 4).t()
@@ -95,14 +95,14 @@ def test_changes_are_noticed(builds):
 
 def test_a_negated_gradient_is_noticed():
     tensors, runner = tensors_of([()]), numba_pass.Pass()
-    check(tensors, ROWS["iterate"], runner=runner)
+    check(tensors, COEFFICIENTS["iterate"], runner=runner)
     tensors.gradients[0] = torch.tensor(1 + 2j).conj().imag  # no stride gives it away
-    check(tensors, ROWS["iterate"], runner=runner)
+    check(tensors, COEFFICIENTS["iterate"], runner=runner)
 
 
 def test_gradients_are_not_kept_alive():
     tensors, runner = tensors_of((9000,)), numba_pass.Pass()
-    run_pass(tensors, ROWS["iterate"], FORCE, runner=runner)
+    run_pass(tensors, COEFFICIENTS["iterate"], FORCE, runner=runner)
     gradient = weakref.ref(tensors.gradients.pop())
     gc.collect()
     assert gradient() is None
@@ -112,4 +112,4 @@ def test_other_devices_are_refused():
     tensors = tensors_of((3,))
     elsewhere = replace(tensors, gradients=[torch.empty(3, device="meta")])
     with pytest.raises(ValueError, match="on meta"):
-        run_pass(elsewhere, ROWS["iterate"], 0.0)
+        run_pass(elsewhere, COEFFICIENTS["iterate"], 0.0)

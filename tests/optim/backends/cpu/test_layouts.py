@@ -8,8 +8,17 @@ import torch
 pytest.importorskip("numba")
 
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.update import Tensors
-from tests.support.cpu_passes import BF16, C64, F32, LAYOUTS, ROWS, check, laid_out, tensors_of
+from neumann.optim.tensors import Tensors
+from tests.support.cpu_passes import (
+    BF16,
+    C64,
+    COEFFICIENTS,
+    F32,
+    LAYOUTS,
+    check,
+    laid_out,
+    tensors_of,
+)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, C64])
@@ -25,7 +34,7 @@ def test_layouts(weight, gradient, dtype):
             [laid_out(t, weight) for t in plain.offsets],
         )
         strides = [t.stride() for t in tensors.weights]
-        check(tensors, ROWS["iterate"])
+        check(tensors, COEFFICIENTS["iterate"])
         assert [t.stride() for t in tensors.weights] == strides
         for tensor in tensors.weights:
             if weight in ("sliced", "columns"):
@@ -40,7 +49,7 @@ def test_a_dense_layout_is_not_copied(monkeypatch):
     for layout in ("contiguous", "transposed", "channels last"):
         lists = (plain.weights, plain.gradients, plain.iterates, plain.offsets)
         laid = [[laid_out(t, layout) for t in tensors] for tensors in lists]
-        check(Tensors(*laid), ROWS["iterate"])
+        check(Tensors(*laid), COEFFICIENTS["iterate"])
 
 
 def test_scalars_expanded_and_negated_gradients():
@@ -54,7 +63,7 @@ def test_scalars_expanded_and_negated_gradients():
     assert gradients[0].is_neg()
     assert gradients[2].is_neg()
     tensors = tensors_of([(), (4,), (4,), ()])
-    check(replace(tensors, gradients=gradients), ROWS["iterate"])
+    check(replace(tensors, gradients=gradients), COEFFICIENTS["iterate"])
 
 
 def test_conjugated_tensors():
@@ -66,7 +75,7 @@ def test_conjugated_tensors():
             tensors.iterates,
             [t.conj() for t in tensors.offsets],
         ),
-        ROWS["iterate"],
+        COEFFICIENTS["iterate"],
     )
 
 

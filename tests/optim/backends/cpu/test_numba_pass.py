@@ -5,17 +5,17 @@ import torch
 
 pytest.importorskip("numba")
 
-from neumann.optim.phases import Phase, row
-from neumann.optim.update import Tensors
+from neumann.optim.phases import Phase, choose_coefficients
+from neumann.optim.tensors import Tensors
 from tests.support.cpu_passes import (
     BF16,
     C64,
     C128,
+    COEFFICIENTS,
     F16,
     F32,
     F64,
     FORCE,
-    ROWS,
     TOLERANCE,
     bits,
     check,
@@ -41,7 +41,7 @@ from tests.support.cpu_passes import (
     ],
 )
 def test_phases_and_decays(phase, offsets, decay, maximize):
-    coefficients = row(phase, 0.1, 0.9, 0.99, 0.03 if decay == "decoupled" else 0.0)
+    coefficients = choose_coefficients(phase, 0.1, 0.9, 0.99, 0.03 if decay == "decoupled" else 0.0)
     check(
         tensors_of(offsets=offsets != "no offsets"),
         coefficients,
@@ -51,14 +51,19 @@ def test_phases_and_decays(phase, offsets, decay, maximize):
     )
 
 
-@pytest.mark.parametrize("coefficients", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("coefficients", COEFFICIENTS.values(), ids=COEFFICIENTS)
 def test_rows_with_zeros(coefficients):
     check(tensors_of(), coefficients)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_gradient_scale(phase):
-    check(tensors_of(), row(phase, 0.1, 0.9, 0.99, 0.0), grad_scale=1 / 1024, weight_decay=0.5)
+    check(
+        tensors_of(),
+        choose_coefficients(phase, 0.1, 0.9, 0.99, 0.0),
+        grad_scale=1 / 1024,
+        weight_decay=0.5,
+    )
 
 
 DTYPES = [
@@ -92,7 +97,7 @@ DTYPES_AND_PHASES = [
 @pytest.mark.parametrize(("weight", "gradient", "state", "phase"), DTYPES_AND_PHASES)
 def test_dtypes(weight, gradient, state, phase):
     tensors = tensors_of((0, 1, 7, 8193), weight, gradient, state)
-    check(tensors, row(phase, 0.1, 0.9, 0.99, 0.0))
+    check(tensors, choose_coefficients(phase, 0.1, 0.9, 0.99, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_dtypes(weight, gradient, state, phase):
 )
 def test_stochastic_rounding_goes_to_a_neighbor(weight, phase):
     tensors = tensors_of((0, 1, 7, 8193), weight, state=BF16)
-    coefficients = row(phase, 0.1, 0.9, 0.99, 0.0)
+    coefficients = choose_coefficients(phase, 0.1, 0.9, 0.99, 0.0)
     expected = exact(tensors, coefficients, FORCE)
     squared = run_pass(tensors, coefficients, FORCE, rounding="stochastic", seed=7)
     for name, ours in lists_of(tensors).items():
@@ -120,24 +125,24 @@ def test_all_dtypes_at_once():
             [t for tensors in mixed for t in tensors.iterates],
             [t for tensors in mixed for t in tensors.offsets],
         ),
-        ROWS["iterate"],
+        COEFFICIENTS["iterate"],
     )
 
 
 @pytest.mark.slow
 def test_many_tensors():
-    check(tensors_of([(100 + index % 37,) for index in range(3000)]), ROWS["iterate"])
+    check(tensors_of([(100 + index % 37,) for index in range(3000)]), COEFFICIENTS["iterate"])
 
 
 def test_no_tensors():
-    assert run_pass(Tensors(offsets=[]), ROWS["iterate"], 0.0) == 0.0
+    assert run_pass(Tensors(offsets=[]), COEFFICIENTS["iterate"], 0.0) == 0.0
 
 
 def test_a_nan_does_not_survive_a_reset():
     for weight, state in ((F32, F32), (F32, BF16), (F16, F16)):
         tensors = tensors_of((1000,), weight, state=state)
         tensors.iterates[0].fill_(torch.nan)
-        check(tensors, ROWS["reset"])
+        check(tensors, COEFFICIENTS["reset"])
 
 
 @pytest.mark.parametrize("offsets", [True, False])
@@ -146,7 +151,7 @@ def test_a_reset_moves_no_weight(offsets):
     for gradient in tensors.gradients:
         gradient.fill_(torch.inf)
     before = bits(tensors)
-    run_pass(tensors, ROWS["reset"], FORCE)
+    run_pass(tensors, COEFFICIENTS["reset"], FORCE)
     after = bits(tensors)
     assert after[:2] == before[:2]
     assert after[4:] == before[4:]
@@ -157,7 +162,7 @@ def test_the_warmup_leaves_the_iterate_alone():
     tensors = tensors_of((1000,))
     tensors.iterates[0].fill_(torch.nan)
     before = bits(tensors)
-    run_pass(tensors, ROWS["warm-up"], 0.0)
+    run_pass(tensors, COEFFICIENTS["warm-up"], 0.0)
     assert bits(tensors)[1] == before[1]
     assert bool(tensors.weights[0].isfinite().all())
 
@@ -166,15 +171,15 @@ def test_a_zero_coefficient_drops_its_term():
     tensors = tensors_of((100,))
     tensors.gradients[0].fill_(torch.inf)
     tensors.weights[0][3] = torch.inf
-    run_pass(tensors, ROWS["zero lr"], 0.0, weight_decay=0.0)
+    run_pass(tensors, COEFFICIENTS["zero lr"], 0.0, weight_decay=0.0)
     assert bool(tensors.iterates[0].isfinite().all())  # neither 0·∞ of the gradient
     tensors = tensors_of((100,))
     tensors.weights[0][3], tensors.offsets[0][4] = torch.inf, torch.nan
-    run_pass(tensors, ROWS["iterate"], 0.0, weight_decay=0.0)
+    run_pass(tensors, COEFFICIENTS["iterate"], 0.0, weight_decay=0.0)
     assert bool(tensors.iterates[0].isfinite().all())  # nor 0·∞ of w, nor 0·NaN of δ
 
 
 def test_a_force_beyond_float32():
     tensors = tensors_of((10,))
-    run_pass(tensors, ROWS["iterate"], -1e60)
+    run_pass(tensors, COEFFICIENTS["iterate"], -1e60)
     assert bool(tensors.weights[0].isinf().all())

@@ -13,10 +13,10 @@ pytest.importorskip("numba")
 from neumann.optim.backends.cpu import numba_kernel, numba_pass
 from tests.support.cpu_passes import (
     BF16,
+    COEFFICIENTS,
     F16,
     F32,
     FORCE,
-    ROWS,
     bits,
     check,
     copy_of,
@@ -30,7 +30,7 @@ def _step(tensors, **options):
     tensors = copy_of(tensors)
     runner = numba_pass.Pass()
     squared = [
-        run_pass(tensors, ROWS["iterate"], FORCE, runner=runner, seed=seed, **options)
+        run_pass(tensors, COEFFICIENTS["iterate"], FORCE, runner=runner, seed=seed, **options)
         for seed in range(3)
     ]
     return squared, bits(tensors)
@@ -62,11 +62,11 @@ def test_as_many_threads_as_torch_uses(monkeypatch):
 
     monkeypatch.setattr(numba_kernel, "run", run)
     torch.set_num_threads(1)
-    check(tensors_of((1_000_003,)), ROWS["iterate"])
+    check(tensors_of((1_000_003,)), COEFFICIENTS["iterate"])
     assert workers == {threading.get_ident()}
     torch.set_num_threads(2)
     for _ in range(50):  # a helper that comes too late finds nothing left to do
-        check(tensors_of((1_000_003,)), ROWS["iterate"])
+        check(tensors_of((1_000_003,)), COEFFICIENTS["iterate"])
         if len(workers) == 2:
             break
     assert len(workers) == 2
@@ -108,14 +108,14 @@ def _python(script, **environment):
 
 STEP = """
 import torch
-from neumann.optim import update
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.phases import Phase, row
+from neumann.optim.phases import Phase, choose_coefficients
+from neumann.optim.tensors import Tensors
 
 def step():
     torch.manual_seed(0)
-    tensors = update.Tensors(*([torch.randn(600_000)] for _ in range(4)))
-    coefficients = row(Phase.ITERATE, 0.1, 0.9, 0.99, 0.0)._replace(force=0.1)
+    tensors = Tensors(*([torch.randn(600_000)] for _ in range(4)))
+    coefficients = choose_coefficients(Phase.ITERATE, 0.1, 0.9, 0.99, 0.0)._replace(force=0.1)
     return numba_pass.Pass().run(tensors, coefficients)
 """
 

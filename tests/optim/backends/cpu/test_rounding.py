@@ -6,14 +6,14 @@ import torch
 pytest.importorskip("numba")
 
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.phases import Row
-from neumann.optim.update import Tensors
+from neumann.optim.phases import Coefficients
+from neumann.optim.tensors import Tensors
 from tests.support.cpu_passes import (
     BF16,
+    COEFFICIENTS,
     F32,
     F64,
     FORCE,
-    ROWS,
     bits,
     copy_of,
     run_pass,
@@ -33,7 +33,7 @@ def test_nearest_is_what_torch_does():
         [torch.zeros_like(gradient, dtype=BF16)],
         None,
     )
-    run_pass(tensors, Row(0.0, 1.0, 0.0, 0.0, 0.0, 1.0), 0.0)
+    run_pass(tensors, Coefficients(0.0, 1.0, 0.0, 0.0, 0.0, 1.0), 0.0)
     expected = (-gradient).to(BF16)
     finite = ~gradient.isnan()
     ours = tensors.iterates[0]
@@ -50,7 +50,7 @@ def _rounded(value, seed, size=200_000, rounding="stochastic"):
         [torch.zeros(size, dtype=BF16)],
         [torch.zeros(size, dtype=BF16)],
     )
-    coefficients = Row(keep=0.0, gain=1.0, carry=-1.0, push=0.0, shrink=0.0, follow=1.0)
+    coefficients = Coefficients(keep=0.0, gain=1.0, carry=-1.0, push=0.0, shrink=0.0, follow=1.0)
     run_pass(tensors, coefficients, 0.0, rounding=rounding, seed=seed)
     assert bool((tensors.weights[0] == torch.tensor(value)).all())
     return tensors.iterates[0].to(F64), tensors.offsets[0].to(F64)
@@ -90,13 +90,13 @@ def test_stochastic_rounding_keeps_what_fits():
 def test_stochastic_rounding_leaves_weights_to_nearest():
     tensors = tensors_of((70_000,), BF16)
     nearest, stochastic = copy_of(tensors), copy_of(tensors)
-    run_pass(nearest, ROWS["iterate"], FORCE)
-    run_pass(stochastic, ROWS["iterate"], FORCE, rounding="stochastic", seed=1)
+    run_pass(nearest, COEFFICIENTS["iterate"], FORCE)
+    run_pass(stochastic, COEFFICIENTS["iterate"], FORCE, rounding="stochastic", seed=1)
     assert bits(nearest)[0] == bits(stochastic)[0]
     assert bits(nearest)[1] != bits(stochastic)[1]
     again, other = copy_of(tensors), copy_of(tensors)
-    run_pass(again, ROWS["iterate"], FORCE, rounding="stochastic", seed=1)
-    run_pass(other, ROWS["iterate"], FORCE, rounding="stochastic", seed=2)
+    run_pass(again, COEFFICIENTS["iterate"], FORCE, rounding="stochastic", seed=1)
+    run_pass(other, COEFFICIENTS["iterate"], FORCE, rounding="stochastic", seed=2)
     assert bits(again) == bits(stochastic)
     assert bits(other) != bits(stochastic)
 
@@ -108,7 +108,7 @@ def test_each_tensor_has_its_own_noise():
         [one, one],
         [torch.zeros(1000, dtype=BF16), torch.zeros(1000, dtype=BF16)],
     )
-    run_pass(tensors, ROWS["reset"], 0.0, rounding="stochastic")
+    run_pass(tensors, COEFFICIENTS["reset"], 0.0, rounding="stochastic")
     assert not torch.equal(*tensors.iterates)
 
 
@@ -122,4 +122,4 @@ def test_no_two_blocks_share_their_noise():
 
 def test_an_unknown_rounding_is_refused():
     with pytest.raises(ValueError, match="rounding must be one of nearest, stochastic, got 'up'"):
-        run_pass(tensors_of((1,)), ROWS["iterate"], 0.0, rounding="up")
+        run_pass(tensors_of((1,)), COEFFICIENTS["iterate"], 0.0, rounding="up")

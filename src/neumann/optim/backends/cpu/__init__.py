@@ -10,8 +10,8 @@ import torch
 
 from neumann.optim.backends.cpu import numba_pass
 from neumann.optim.backends.host import HostBackend
-from neumann.optim.phases import Row
-from neumann.optim.update import Tensors
+from neumann.optim.phases import Coefficients
+from neumann.optim.tensors import Tensors
 
 
 class NumbaBackend(HostBackend):
@@ -30,7 +30,7 @@ class NumbaBackend(HostBackend):
         """Why numba cannot be used here; None if it can."""
         return numba_pass.unavailable()
 
-    def update(self, index: int, tensors: Tensors, row: Row, seed: int) -> float:
+    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
         """See `HostBackend.update`."""
         own = self._passes.setdefault(index, numba_pass.Pass())
-        return own.run(tensors, row, rounding="stochastic", seed=seed)
+        return own.run(tensors, coefficients, rounding="stochastic", seed=seed)

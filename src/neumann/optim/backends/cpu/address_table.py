@@ -26,7 +26,7 @@ from torch import Tensor
 
 from neumann.optim.backends.cpu import numba_kernel
 from neumann.optim.backends.cpu.numba_kernel import BLOCK, CHUNK
-from neumann.optim.phases import Row
+from neumann.optim.phases import Coefficients
 
 # An empty array of each dtype tells numba what an address points to; bfloat16 is passed as bits.
 SAMPLES: dict[torch.dtype, NDArray[Any]] = {
@@ -62,7 +62,7 @@ class Table:
         """Point to new gradients, given by their addresses in the order of the members."""
         self._addresses[1] = addresses
 
-    def run(self, row: Row, seed: int | None) -> float:
+    def run(self, coefficients: Coefficients, seed: int | None) -> float:
         """Update every tensor; returns Σδ² of the new δ, 0.0 where it is not kept.
 
         `seed` is for stochastic rounding of bfloat16 state; None rounds to nearest.
@@ -79,18 +79,18 @@ class Table:
             """A factor; None leaves the number as it is."""
             return None if coefficient == 1 else number(coefficient)
 
-        iterates = touches_iterate(row)
+        iterates = touches_iterate(coefficients)
         with np.errstate(over="ignore"):  # a force too large for float32 is infinite there
-            coefficients = (
-                factor(row.scale),
-                term(row.weight_decay),
-                None if offset is None else term(row.force),
-                term(row.keep) if iterates else None,
-                term(-row.gain),
-                term(row.carry),
-                term(-row.push),
-                term(-row.shrink),
-                None if offset is None else factor(row.follow),
+            terms = (
+                factor(coefficients.scale),
+                term(coefficients.weight_decay),
+                None if offset is None else term(coefficients.force),
+                term(coefficients.keep) if iterates else None,
+                term(-coefficients.gain),
+                term(coefficients.carry),
+                term(-coefficients.push),
+                term(-coefficients.shrink),
+                None if offset is None else factor(coefficients.follow),
             )
         narrow = torch.bfloat16 in self._dtypes[2:]
         arguments = (
@@ -104,16 +104,16 @@ class Table:
             g,
             m if iterates else None,
             offset,
-            *coefficients,
+            *terms,
             None if seed is None or not narrow else np.uint64(seed % 2**64),
         )
         _run_on_threads(arguments, int(self._sizes.sum()))
         return float(self._squares.sum())
 
 
-def touches_iterate(row: Row) -> bool:
+def touches_iterate(coefficients: Coefficients) -> bool:
     """Whether m is read or written at all: not in the warm-up."""
-    return not (row.keep == 1 and row.gain == 0 and row.carry == 0)
+    return not (coefficients.keep == 1 and coefficients.gain == 0 and coefficients.carry == 0)
 
 
 def _run_on_threads(arguments: tuple[Any, ...], elements: int) -> None:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from neumann.optim.phases import IDLE, Row
-from neumann.optim.update import Tensors
+from neumann.optim.phases import IDLE, Coefficients
+from neumann.optim.tensors import Tensors
 
 if TYPE_CHECKING:
     from neumann.optim.backends.cpu.address_table import Table
@@ -64,12 +64,19 @@ class Pass:
         self._tables: list[Table] = []
         self._staged: list[int] = []  # indices of the parameters that are in no table
 
-    def run(self, tensors: Tensors, row: Row, *, rounding: str = "nearest", seed: int = 0) -> float:
+    def run(
+        self,
+        tensors: Tensors,
+        coefficients: Coefficients,
+        *,
+        rounding: str = "nearest",
+        seed: int = 0,
+    ) -> float:
         """Update w, m and δ in place.
 
         Args:
             tensors: on the CPU, of any dtype and strides, each with a gradient.
-            row: the coefficients. Terms whose coefficient is zero are dropped.
+            coefficients: of this step. Terms whose coefficient is zero are dropped.
             rounding: of bfloat16 state, "nearest" or "stochastic". Weights round to nearest.
             seed: of stochastic rounding. The same seed and tensors give the same bits, so change
                 it every step.
@@ -79,15 +86,15 @@ class Pass:
         """
         if rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
-        row = Row(*map(float, row))
+        coefficients = Coefficients(*map(float, coefficients))
         noise = seed if rounding == "stochastic" else None
         self._arrange(tensors)
-        squared = sum((table.run(row, noise) for table in self._tables), 0.0)
+        squared = sum((table.run(coefficients, noise) for table in self._tables), 0.0)
         if self._staged:
             entries = _entries(tensors)
             chosen = [entries[index] for index in self._staged]
-            squared += _run_staged(self._staged, chosen, row, noise)
-        torch.autograd.graph.increment_version(_written(tensors, row))
+            squared += _run_staged(self._staged, chosen, coefficients, noise)
+        torch.autograd.graph.increment_version(_written(tensors, coefficients))
         return squared
 
     def _arrange(self, tensors: Tensors) -> None:
@@ -140,15 +147,15 @@ def _tables(members: Sequence[int], entries: Sequence[_Entry]) -> "list[Table]":
     return [Table([i for i, _ in those], [e for _, e in those]) for those in alike.values()]
 
 
-def _written(tensors: Tensors, row: Row) -> list[Tensor]:
-    """The tensors that the row changes."""
+def _written(tensors: Tensors, coefficients: Coefficients) -> list[Tensor]:
+    """The tensors that an update with these coefficients changes."""
     from neumann.optim.backends.cpu.address_table import touches_iterate
 
-    moves = bool(row.carry or row.push or row.shrink)
+    moves = bool(coefficients.carry or coefficients.push or coefficients.shrink)
     return [
         *(tensors.weights if moves else ()),
-        *(tensors.iterates if touches_iterate(row) else ()),
-        *(tensors.offsets or () if moves or row.follow != 1 else ()),
+        *(tensors.iterates if touches_iterate(coefficients) else ()),
+        *(tensors.offsets or () if moves or coefficients.follow != 1 else ()),
     ]
 
 
@@ -184,12 +191,12 @@ def _is_dense(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def _run_staged(
-    members: Sequence[int], entries: Sequence[_Entry], row: Row, seed: int | None
+    members: Sequence[int], entries: Sequence[_Entry], coefficients: Coefficients, seed: int | None
 ) -> float:
     """Update copies of what the kernel cannot take, and copy them back."""
     fitted = [_fit(entry) for entry in entries]
     tables = _tables(members, fitted)
-    squared = sum((table.run(row, seed) for table in tables), 0.0)
+    squared = sum((table.run(coefficients, seed) for table in tables), 0.0)
     narrowed = False
     for entry, copies in zip(entries, fitted, strict=True):
         for index, (tensor, copy) in enumerate(zip(entry, copies, strict=True)):

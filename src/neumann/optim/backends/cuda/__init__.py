@@ -16,8 +16,8 @@ from torch import Tensor
 
 from neumann.optim.backends.base import Scalars
 from neumann.optim.backends.cuda import stepper
-from neumann.optim.options import SharedOptions
-from neumann.optim.update import Tensors
+from neumann.optim.options import StepOptions
+from neumann.optim.tensors import Tensors
 
 
 class TritonBackend:
@@ -38,11 +38,11 @@ class TritonBackend:
             return "its one sum cannot keep apart what is sharded in different ways"
         return stepper.unavailable()
 
-    def step(self, groups: Sequence[Tensors], shared: SharedOptions, scalars: Scalars) -> None:
+    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
         """See `Backend.step`. Σδ² stays pending until the next step or `settle`."""
         self.stepper.step(
             groups,
-            shared,
+            options,
             scalars.clock,
             scalars.distance_squared,
             grad_scale=scalars.grad_scale,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neumann.optim.options import SharedOptions
+from neumann.optim.options import StepOptions
 from neumann.optim.phases import Timetable, reset_table
-from neumann.optim.update import Tensors
+from neumann.optim.tensors import Tensors
 
 
 class Mirror:
@@ -65,26 +65,26 @@ def pack_addresses(addresses: Sequence[int]) -> bytes:
     return struct.pack(f"={len(addresses)}q", *addresses)
 
 
-def pack_options(groups: Sequence[Tensors], shared: SharedOptions, device: torch.device) -> bytes:
+def pack_options(groups: Sequence[Tensors], options: StepOptions, device: torch.device) -> bytes:
     """A header and an entry for each group, as the kernels read them."""
-    times, interval = pack_resets(shared.timetable)
+    times, interval = pack_resets(options.timetable)
     parts = [
         struct.pack(
             "=4q4d",
-            shared.timetable.warmup_steps,
+            options.timetable.warmup_steps,
             interval,
             len(times) // 8,
-            shared.bounded,
-            shared.cubic,
-            shared.repulsive,
-            shared.average,
+            options.bounded,
+            options.cubic,
+            options.repulsive,
+            options.average,
             0.0,
         )
     ]
     for group in groups:
-        options = group.options
-        decoupled = options["decoupled_weight_decay"]
-        address, bits, lr = _locate_lr(options["lr"], device)
+        own = group.options
+        decoupled = own["decoupled_weight_decay"]
+        address, bits, lr = _locate_lr(own["lr"], device)
         parts.append(
             struct.pack(
                 "=3q5d",
@@ -92,10 +92,10 @@ def pack_options(groups: Sequence[Tensors], shared: SharedOptions, device: torch
                 bits,
                 group.momentum.data_ptr(),
                 lr,
-                options["momentum"],
-                0.0 if decoupled else options["weight_decay"],
-                options["weight_decay"] if decoupled else 0.0,
-                -1.0 if options["maximize"] else 1.0,
+                own["momentum"],
+                0.0 if decoupled else own["weight_decay"],
+                own["weight_decay"] if decoupled else 0.0,
+                -1.0 if own["maximize"] else 1.0,
             )
         )
     return b"".join(parts)

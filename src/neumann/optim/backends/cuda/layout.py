@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neumann.optim.update import Tensors
+from neumann.optim.tensors import Tensors
 
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The same numbers as in the kernels.

@@ -28,8 +28,8 @@ from torch.autograd.graph import increment_version
 from neumann.optim.backends.cuda import device_tables
 from neumann.optim.backends.cuda.device_tables import Mirror
 from neumann.optim.backends.cuda.layout import Launch, Layout
-from neumann.optim.options import SharedOptions
-from neumann.optim.update import Tensors
+from neumann.optim.options import StepOptions
+from neumann.optim.tensors import Tensors
 
 BLOCK = 1024  # weights per program: the fastest of 1,024 to 8,192 (benchmarks/step/tune_blocks.py)
 SCALAR_WARPS = 16
@@ -110,7 +110,7 @@ class Stepper:
     def step(
         self,
         groups: Sequence[Tensors],
-        shared: SharedOptions,
+        options: StepOptions,
         clock: Tensor,
         distance_squared: Tensor,
         *,
@@ -133,8 +133,8 @@ class Stepper:
             layout, addresses, copies = self._lay_out(groups, distance_squared, capturing)
             contents = {
                 "gradients": device_tables.pack_addresses(addresses),
-                "settings": device_tables.pack_options(groups, shared, self.device),
-                "resets": device_tables.pack_resets(shared.timetable)[0],
+                "settings": device_tables.pack_options(groups, options, self.device),
+                "resets": device_tables.pack_resets(options.timetable)[0],
             }
             tables = {
                 name: self._mirrors[name].send(contents[name], capturing) for name in contents
