@@ -50,7 +50,7 @@ MUTANTS = [
     ("decoupled_decay", "backends/lists.py", "(coefficients.shrink, w)", "(0.0, w)"),
     ("decoupled_decay", "backends/host.py", 'own["weight_decay"] if decoupled else 0.0', "0.0"),
     ("decoupled_decay", "backends/host.py", '0.0 if decoupled else own["weight_decay"]', 'own["weight_decay"]'),
-    ("distance", "backends/host.py", "if group.part == part:", "if group.part == part and not offsets:"),
+    ("distance", "backends/host.py", "if group.sum_number == number:", "if group.sum_number == number and not offsets:"),
     ("distance", "backends/lists.py", "d = _add_product(d, offset, coefficients.force)", "d = _add_product(d, offset, 0.0)"),
 ]  # fmt: skip
 

@@ -181,10 +181,10 @@ class Stepping:
             self.advance(step)
         return self
 
-    def tensors(self, *, settle: bool = True) -> list[Tensor]:
+    def tensors(self, *, finish: bool = True) -> list[Tensor]:
         """Copies of everything a step writes."""
-        if settle:
-            self.stepper.settle(self.squared)
+        if finish:
+            self.stepper.finish_distance(self.squared)
         found = [self.clock, self.squared]
         for group in self.groups:
             found += [*group.weights, *group.iterates, *(group.offsets or []), group.momentum]

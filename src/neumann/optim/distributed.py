@@ -37,7 +37,7 @@ class Totals(NamedTuple):
 class Sharding:
     """How the parameters of one optimizer are spread over processes.
 
-    Parameters sharded over the same process groups form one part: their squares add up to one sum.
+    The squares of parameters that are sharded over the same process groups add up to one sum.
 
     Args:
         parameters: all of them, in any order. Plain ones are replicas, unless there is a process
@@ -47,34 +47,33 @@ class Sharding:
 
     def __init__(self, parameters: Sequence[Tensor], process_group: Any) -> None:
         self._process_group = process_group
-        self._part_of: dict[Tensor, int] = {}
+        self._sum_of: dict[Tensor, int] = {}
         known: dict[tuple[int, ...], Any] = {}
-        parts: dict[tuple[tuple[int, ...], ...], int] = {}
+        numbers: dict[tuple[tuple[int, ...], ...], int] = {}  # of the sums
         for p in parameters:
             # Compare groups by their ranks: equal meshes may come with different group objects.
             groups = {tuple(distributed.get_process_group_ranks(g)): g for g in _groups_of(p)}
             known |= {ranks: group for ranks, group in groups.items() if ranks not in known}
-            self._part_of[p] = parts.setdefault(tuple(groups), len(parts))
-        self.parts = max(len(parts), 1)
-        # Each process group with the parts that are summed over it, in the order of the mesh
-        # dimensions, which all processes must follow.
+            self._sum_of[p] = numbers.setdefault(tuple(groups), len(numbers))
+        # Each process group with the sums that it shares, in the order of the mesh dimensions,
+        # which all processes must follow.
         self._members = [
-            (group, [part for over, part in parts.items() if ranks in over])
+            (group, [number for over, number in numbers.items() if ranks in over])
             for ranks, group in known.items()
         ]
         device = _communication_device(parameters, process_group)
-        # Σδ² of each part over what this process holds, after the last step.
-        self.sums = torch.zeros(self.parts, dtype=scalar_dtype(device), device=device)
+        # Σδ² over what this process holds, after the last step.
+        self.sums = torch.zeros(max(len(numbers), 1), dtype=scalar_dtype(device), device=device)
         self.sums_are_known = True
 
     def split(self, group: Tensors) -> list[Tensors]:
-        """A group's tensors in pieces of one part each."""
-        if self.parts == 1:
+        """A group's tensors in pieces whose squares go into one sum each."""
+        if len(self.sums) == 1:
             return [group]
-        parts = [self._part_of[p] for p in group.parameters]
+        numbers = [self._sum_of[p] for p in group.parameters]
         return [
-            group.select([other == part for other in parts], part=part)
-            for part in sorted(set(parts))
+            group.select([other == number for other in numbers], sum_number=number)
+            for number in sorted(set(numbers))
         ]
 
     def reduce(self, variables: int, flag: Tensor | None) -> Totals:
@@ -85,17 +84,18 @@ class Sharding:
         """
         carried = [] if flag is None else [flag.reshape(1).to(self.sums)]
         values = torch.cat([self.sums, *carried])
-        for group, parts in self._members:
-            members = [*parts, *range(self.parts, len(values))]
+        count = len(self.sums)
+        for group, numbers in self._members:
+            members = [*numbers, *range(count, len(values))]
             if len(members) == len(values):
                 distributed.all_reduce(values, group=group)
             else:
                 some = values[members]
                 distributed.all_reduce(some, group=group)
                 values[members] = some
-        squared, flags = values[: self.parts].sum(), values[self.parts :].sum()
+        squared, flags = values[:count].sum(), values[count:].sum()
         if self._process_group is not None:
-            # Other processes may have other parts, so they share only the totals.
+            # Other processes may have other sums, so they share only the totals.
             number = torch.full_like(squared, variables)
             values = torch.stack([squared, flags, number])
             distributed.all_reduce(values, group=self._process_group)

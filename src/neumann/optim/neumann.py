@@ -26,7 +26,7 @@ from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, resh
 from neumann.optim.dtensor import local_part
 from neumann.optim.options import StepOptions, has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
-from neumann.optim.preconditioners.stage import precondition_group
+from neumann.optim.preconditioners.apply import precondition_group
 from neumann.optim.skipping import find_nonfinite
 from neumann.optim.state import (
     CLOCK,
@@ -177,14 +177,14 @@ class Neumann(Optimizer):
         store = self._store
         store.bind(self.param_groups, self.state)
         if store.scalars:
-            self._settle()  # what the last step left pending
+            self._finish_distance()  # what the last step left pending
         parameters = [p for group in self.param_groups for p in group["params"]]
         sharding = find_sharding(parameters, self.process_group)
         first: Any = self.param_groups[0]
         if sharding is not None and first["differentiable"]:
             raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
         devices = {p.device for p in parameters}
-        backend = choose_backend(first, devices, 1 if sharding is None else sharding.parts)
+        backend = choose_backend(first, devices, 1 if sharding is None else len(sharding.sums))
         device = parameters[0].device if parameters else torch.device("cpu")
         self._backend = backend(device)
         self._sharding, self._variables = sharding, None
@@ -262,7 +262,7 @@ class Neumann(Optimizer):
         r_squared = store.scalars[DISTANCE]
         sums = r_squared if self._sharding is None else self._sharding.sums
         scalars = Scalars(store.scalars[CLOCK], r_squared, sums, grad_scale, found_inf)
-        self._backend.step(self._split(groups), self._shared_options(), scalars)
+        self._backend.step(self._split(groups), self._step_options(), scalars)
         self._watch.remember(weights)
 
     def _traced_step(self, closure: Callable[[], float] | None) -> float | None:
@@ -281,9 +281,9 @@ class Neumann(Optimizer):
                 self._forget_distance()
             groups, grad_scale = self._precondition(groups, found_inf)
             clock, squared = self._store.scalars[CLOCK], self._store.scalars[DISTANCE]
-            self._backend.settle(squared)
+            self._backend.finish_distance(squared)
             scalars = Scalars(clock, squared, squared, grad_scale, found_inf)
-            step_traced(groups, self._shared_options(), scalars)
+            step_traced(groups, self._step_options(), scalars)
         self._watch.remember([])  # versions are unknown before the graph has run
         return loss
 
@@ -349,7 +349,7 @@ class Neumann(Optimizer):
         if forces and not sharding.sums_are_known:
             self._backend.measure(self._split(groups), sharding.sums)
             sharding.sums_are_known = True
-        self._backend.settle(sharding.sums)
+        self._backend.finish_distance(sharding.sums)
         if not forces and flag is None:
             return None
         totals = sharding.reduce(self._store.count_variables(), flag)
@@ -357,7 +357,7 @@ class Neumann(Optimizer):
         self._variables = totals.variables
         return totals.flags
 
-    def _shared_options(self) -> StepOptions:
+    def _step_options(self) -> StepOptions:
         first = self.param_groups[0]
         repulsive = first["repulsive"]
         return StepOptions(
@@ -405,10 +405,10 @@ class Neumann(Optimizer):
                 local_part(state[OFFSET]).zero_()
         self._forget_distance()
 
-    def _settle(self) -> None:
+    def _finish_distance(self) -> None:
         """Bring r² up to date, if this process knows all of it."""
         if self._sharding is None:
-            self._backend.settle(self._store.scalars[DISTANCE])
+            self._backend.finish_distance(self._store.scalars[DISTANCE])
 
     def _measure_distance(self) -> None:
         """Compute r² from the offsets themselves."""
@@ -510,7 +510,7 @@ class Neumann(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim, with everything that a bit-identical continuation needs."""
         self._reconcile()
-        self._settle()
+        self._finish_distance()
         state_dict = super().state_dict()
         memory.write_names(state_dict["param_groups"])
         if self._sharding is not None:
@@ -543,7 +543,7 @@ class Neumann(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._reconcile()
-        self._settle()
+        self._finish_distance()
         group = None if self.process_group is None else SharedGroup(self.process_group)
         return {**super().__getstate__(), "process_group": group}
 
@@ -577,8 +577,8 @@ class Neumann(Optimizer):
     def diagnostics(self) -> Diagnostics:
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
         self._reconcile()
-        self._settle()
-        store, shared = self._store, self._shared_options()
+        self._finish_distance()
+        store, shared = self._store, self._step_options()
         squared = store.scalars[DISTANCE].detach().clone()
         groups = []
         for group, momentum in zip(self.param_groups, store.momenta, strict=True):

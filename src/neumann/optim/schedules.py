@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from neumann.validation import require_integer
+from neumann.validation import require_integer, require_positive
 
 __all__ = [
     "CosineDecay",
@@ -140,7 +140,7 @@ class _RampedSchedule(LRScheduler):
                     "end of the ramp to the one at its start, got None"
                 )
             scale = 1.0
-        _require_positive("scale", scale)
+        require_positive("scale", scale)
         if total_steps is not None:
             require_integer("total_steps", total_steps, least=1)
         self.scale = scale
@@ -255,7 +255,7 @@ class StepDecay(_RampedSchedule):
     ) -> None:
         require_integer("steps_per_epoch", steps_per_epoch, least=1)
         require_integer("every_epochs", every_epochs, least=1)
-        _require_positive("factor", factor)
+        require_positive("factor", factor)
         self.period = every_epochs * steps_per_epoch
         self.factor = factor
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
@@ -282,7 +282,7 @@ class InverseTime(_RampedSchedule):
         total_steps: int | None = None,
         last_epoch: int = -1,
     ) -> None:
-        _require_positive("decay_steps", decay_steps)
+        require_positive("decay_steps", decay_steps)
         self.decay_steps = decay_steps
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
@@ -300,8 +300,3 @@ def _warn_if_all_warmup(optimizer: Optimizer, total_steps: int) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and above 0, got {value!r}")

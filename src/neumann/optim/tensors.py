@@ -26,7 +26,7 @@ class Tensors:
     states: list[dict[str, Any]] = field(default_factory=list)  # of these parameters
     options: "GroupOptions" = None  # type: ignore[assignment]  # a step always has them
     momentum: Tensor = None  # type: ignore[assignment]  # receives μ of the step
-    part: int = 0  # which sum of squares these offsets go into: see `distributed`
+    sum_number: int = 0  # which sum of squares these offsets go into: see `distributed`
 
     def replace_gradients(self, gradients: list[Tensor | None], options: Any = None) -> "Tensors":
         """The same tensors with other gradients and, if given, other options."""
@@ -40,10 +40,10 @@ class Tensors:
             self.states,
             self.options if options is None else options,
             self.momentum,
-            self.part,
+            self.sum_number,
         )
 
-    def select(self, chosen: Sequence[bool], part: int | None = None) -> "Tensors":
+    def select(self, chosen: Sequence[bool], sum_number: int | None = None) -> "Tensors":
         """The entries where `chosen` is true."""
         return Tensors(
             list(compress(self.weights, chosen)),
@@ -54,7 +54,7 @@ class Tensors:
             list(compress(self.states, chosen)),
             self.options,
             self.momentum,
-            self.part if part is None else part,
+            self.sum_number if sum_number is None else sum_number,
         )
 
     def with_gradient(self) -> "Tensors":

@@ -37,7 +37,7 @@ def test_eager_and_compiled_steps_take_turns(implementation):
         pass
     go(ours, ours.step, 1, start)
     go(reference, reference.step, start + 1)
-    ours.state_dict()  # settles
+    ours.state_dict()  # finishes the distance
     assert whole(compiled)
     assert difference(ours, reference) < 1e-13
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, stage
+from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, apply
 from tests.support.preconditioned import CLOCK, FORMS, Signs, gradients, network, trained, weights
 
 
@@ -41,7 +41,7 @@ def test_memory_is_float32_and_directions_have_the_dtype_of_the_gradient():
     _, optimizer = trained(2, model=model, precondition="spectral")
     assert all(state["preconditioner_past"].dtype is torch.float32 for _, state in each(optimizer))
     group = optimizer._store.gather(0, sharded=False, on_new_parameters=pytest.fail)
-    found = stage.precondition_group(group, None, None).gradients
+    found = apply.precondition_group(group, None, None).gradients
     assert {direction.dtype for direction in found} == {torch.bfloat16}
 
 

@@ -24,14 +24,14 @@ FUSED: list[type[Backend]] = [TritonBackend, NumbaBackend]
 
 
 def choose_backend(
-    options: GroupOptions, devices: set[torch.device], parts: int = 1
+    options: GroupOptions, devices: set[torch.device], sums: int = 1
 ) -> type[Backend]:
     """The backend that the flags ask for, or the fastest there is where they leave it open.
 
     Args:
         options: of any group; all have the same flags.
         devices: of the parameters.
-        parts: the number of sums of squares to be kept apart.
+        sums: how many sums of squares must be kept apart (see `distributed`).
 
     Raises:
         RuntimeError: `fused=True` or `capturable=True` cannot run here; says why.
@@ -40,7 +40,7 @@ def choose_backend(
         return ReferenceBackend
     if options["foreach"] or (options["fused"] is False and not options["capturable"]):
         return ListBackend
-    chosen, why = _find_fused(devices, parts) if devices else (None, None)
+    chosen, why = _find_fused(devices, sums) if devices else (None, None)
     if devices and options["capturable"] and (chosen is None or not chosen.on_device):
         raise RuntimeError(
             "capturable=True needs the fused CUDA kernel, which cannot run here: "
@@ -53,7 +53,7 @@ def choose_backend(
     return chosen or ListBackend
 
 
-def _find_fused(devices: set[torch.device], parts: int) -> tuple[type[Backend] | None, str | None]:
+def _find_fused(devices: set[torch.device], sums: int) -> tuple[type[Backend] | None, str | None]:
     """The fused backend for these devices, or why there is none."""
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices)))
@@ -62,7 +62,7 @@ def _find_fused(devices: set[torch.device], parts: int) -> tuple[type[Backend] |
     why = f"there is no kernel for {device.type}"
     for backend in FUSED:
         if backend.device_type == device.type:
-            reason = backend.unavailable(parts)
+            reason = backend.unavailable(sums)
             if reason is None:
                 return backend, None
             why = reason

@@ -22,7 +22,7 @@ class Scalars:
 
     clock: Tensor  # completed steps, int64; ticks
     distance_squared: Tensor  # r² before the step
-    sums: Tensor  # receives Σδ² of each part; the same tensor as r² where nothing is sharded
+    sums: Tensor  # receives Σδ²; the same tensor as r² unless parameters are sharded
     grad_scale: Tensor | None = None  # the gradients are divided by it
     found_inf: Tensor | None = None  # not zero: the step must change nothing
 
@@ -41,10 +41,10 @@ class Backend(Protocol):
     def __init__(self, device: torch.device) -> None: ...
 
     @classmethod
-    def unavailable(cls, parts: int) -> str | None:
+    def unavailable(cls, sums: int) -> str | None:
         """Why this backend cannot run here; None if it can.
 
-        `parts` is the number of sums of squares that it would have to keep apart.
+        `sums` is the number of sums of squares that it would have to keep apart.
         """
 
     def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
@@ -53,7 +53,7 @@ class Backend(Protocol):
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
         """Write Σδ² as it is now, with the additions of a step and therefore its bits."""
 
-    def settle(self, distance_squared: Tensor) -> None:
+    def finish_distance(self, distance_squared: Tensor) -> None:
         """Bring r² up to date, if the last step left that for later."""
 
     def forget(self) -> None:

@@ -31,7 +31,7 @@ class HostBackend(ABC):
         """Nothing depends on the device."""
 
     @classmethod
-    def unavailable(cls, parts: int) -> str | None:
+    def unavailable(cls, sums: int) -> str | None:
         """See `Backend.unavailable`."""
         return None
 
@@ -78,20 +78,20 @@ class HostBackend(ABC):
                     squares[index] = self.update(index, moving, IDLE, 0)
         self._add_up(groups, squares, sums)
 
-    def settle(self, distance_squared: Tensor) -> None:  # noqa: B027
+    def finish_distance(self, distance_squared: Tensor) -> None:  # noqa: B027
         """r² is always up to date on the host."""
 
     def forget(self) -> None:  # noqa: B027
         """Nothing is ever pending on the host."""
 
     def _add_up(self, groups: Sequence[Tensors], squares: Sequence[float], sums: Tensor) -> None:
-        """Σδ² of each part. What `update` has summed is not summed again."""
+        """Write Σδ². What `update` has summed is not summed again."""
         totals = []
-        for part in range(sums.numel()):
+        for number in range(sums.numel()):
             offsets: list[Tensor] = []
             summed = 0.0
             for group, squared in zip(groups, squares, strict=True):
-                if group.part == part:
+                if group.sum_number == number:
                     left = group.without_gradient() if self.sums_squares else group
                     offsets += left.offsets or ()
                     summed += squared

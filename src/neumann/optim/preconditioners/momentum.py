@@ -11,9 +11,12 @@ from neumann.optim.preconditioners.protocol import States, require_decay
 
 @dataclass(frozen=True)
 class Momentum:
-    """g + βb with b ← βb + g, as in Nesterov momentum."""
+    """g + decay·b with b ← decay·b + g, as in Nesterov momentum.
 
-    decay: float = 0.6  # β
+    Muon calls the decay β; here β is the strength of the repulsion.
+    """
+
+    decay: float = 0.6
 
     name = "momentum"
 

@@ -79,7 +79,7 @@ def main() -> None:
             "programs": "*i32",
             "records": "*i64",
             "gradients": "*i64",
-            "rows": "*fp64",
+            "coefficients": "*fp64",
             "clock": "*i64",
             "partials": "*fp64",
             "base": "i32",
@@ -101,13 +101,13 @@ def main() -> None:
         "numbers": "*fp64",
         "groups": "i32",
         "resets": "*i64",
-        "rows": "*fp64",
+        "coefficients": "*fp64",
     }
     compiled(scalars_kernel.scalars_kernel, types, {"OFFSETS": True}, 16)
     missing = {"found_inf": None, "grad_scale": None}
     compiled(scalars_kernel.scalars_kernel, types, {"OFFSETS": False, **missing}, 16)
     types = {name: types[name] for name in ("distance_squared", "pending", "partials", "count")}
-    compiled(scalars_kernel.settle_kernel, types, {}, 16)
+    compiled(scalars_kernel.finish_distance_kernel, types, {}, 16)
 
 
 if __name__ == "__main__":

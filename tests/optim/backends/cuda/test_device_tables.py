@@ -24,7 +24,7 @@ from tests.support.triton_runs import STRONG, Stepping, device, group_of, same, 
 
 
 def test_tables_agree_with_the_kernels():
-    for name in ("RECORD", "AT_SIZE", "AT_FIRST", "ROW", "AT_KEEP", "AT_FOLLOW"):
+    for name in ("RECORD", "AT_SIZE", "AT_FIRST", "COEFFICIENTS", "AT_KEEP", "AT_FOLLOW"):
         assert getattr(layout, name) == getattr(update_kernel, name).value
 
 
@@ -72,7 +72,7 @@ def test_a_step_takes_two_launches_and_one_copy_for_any_number_of_tensors(monkey
     kernels = {}
     for module, name in (
         (scalars_kernel, "scalars_kernel"),
-        (scalars_kernel, "settle_kernel"),
+        (scalars_kernel, "finish_distance_kernel"),
         (update_kernel, "update_kernel"),
     ):
         kernels[name] = Counting(getattr(module, name))
@@ -98,7 +98,7 @@ def test_a_step_takes_two_launches_and_one_copy_for_any_number_of_tensors(monkey
     assert {name: kernel.launches for name, kernel in kernels.items()} == {
         "scalars_kernel": 5,
         "update_kernel": 5,
-        "settle_kernel": 0,
+        "finish_distance_kernel": 0,
     }
 
 
@@ -176,7 +176,7 @@ def test_no_step_waits_for_the_host():
             for group, gradients in zip(stepping.groups, batch, strict=True):
                 group.gradients, group.options["lr"] = gradients, 0.1 / (1 + step)
             stepping.step()
-        stepping.stepper.settle(stepping.squared)
+        stepping.stepper.finish_distance(stepping.squared)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert int(stepping.clock) == 4
@@ -219,7 +219,7 @@ def test_captured_graph_replays_through_phases_and_learning_rates():
         else:
             prepare(1, step)
             graph.replay()
-        assert same(steppings[0].tensors(settle=False), steppings[1].tensors(settle=False))
+        assert same(steppings[0].tensors(finish=False), steppings[1].tensors(finish=False))
     assert same(steppings[0].tensors(), steppings[1].tensors())
 
 
@@ -251,7 +251,7 @@ def test_more_elements_than_32_bits_count():
     group = group_of([weight], [gradient], iterates=[iterate], offsets=[offset], lr=1.0)
     stepper, squared = stepper_module.Stepper(device()), scalar()
     stepper.step([group], shared_of(Timetable(9, 0, 2.0)), scalar(dtype=torch.int64), squared)
-    stepper.settle(squared)
+    stepper.finish_distance(squared)
     assert float(squared) == len(places)
     assert bool((weight[places] == -1).all())
     assert int(weight.count_nonzero()) == len(places)

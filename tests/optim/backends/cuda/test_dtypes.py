@@ -59,7 +59,7 @@ def test_dtypes(weight_dtype):
                 total += size
     # Half the numbers would differ in their last place if they were truncated.
     assert wrong <= 0.01 * total
-    stepper.settle(squared)
+    stepper.finish_distance(squared)
     norm = sum(float(d.double().square().sum()) for d in offsets)
     assert float(squared) == pytest.approx(norm, rel=1e-6)
 
@@ -160,7 +160,7 @@ def test_complex_is_pairs_of_reals():
         squared = scalar(1.0)
         stepper = Stepper(device(), block=32)
         stepper.step([group], shared_of(), scalar(50, torch.int64), squared)
-        stepper.settle(squared)
+        stepper.finish_distance(squared)
         reals = [torch.view_as_real(x) if x.is_complex() else x for x in (w, m, d)]
         results.append([*reals, squared])
     assert same(*results)

@@ -98,7 +98,7 @@ def test_oracle_at_a_size_of_many_blocks(dtype, tolerance):
 def test_distance_squared_is_the_norm_of_the_offsets():
     run = Run([{"sizes": (3, 40, 100), "lr": 0.1}], options=STRONG, steps=9, warmup=2, interval=3)
     stepping = Stepping(run).finish()
-    stepping.stepper.settle(stepping.squared)
+    stepping.stepper.finish_distance(stepping.squared)
     exact = finished_oracle(run).distance() ** 2
     assert float(stepping.squared) == pytest.approx(float(exact), rel=1e-13)
 
@@ -144,9 +144,9 @@ def test_a_step_with_an_overflow_changes_nothing():
     for step in range(run.steps):
         exact.advance(step)
         # With sums pending and with none.
-        before = ours.tensors(settle=step % 2 == 0)
+        before = ours.tensors(finish=step % 2 == 0)
         ours.advance(step + 100, found_inf=infinite)
-        assert same(ours.tensors(settle=False), before)
+        assert same(ours.tensors(finish=False), before)
         ours.advance(step, found_inf=fine)
     assert same(ours.tensors(), exact.tensors())
     assert int(ours.clock) == run.steps
@@ -158,7 +158,7 @@ def test_overflow_in_the_first_step_leaves_the_given_distance():
     stepping = Stepping(run)
     stepping.squared.fill_(2.0)
     stepping.advance(0, found_inf=scalar(1.0, torch.float32))
-    stepping.stepper.settle(stepping.squared)
+    stepping.stepper.finish_distance(stepping.squared)
     assert float(stepping.squared) == 2.0
 
 
@@ -196,7 +196,7 @@ def test_a_parameter_without_gradient_is_left_alone_but_counts():
     squared = scalar(1.0)
     stepper = Stepper(device(), block=32)
     stepper.step([group], shared_of(average=0.5), scalar(20, torch.int64), squared)
-    stepper.settle(squared)
+    stepper.finish_distance(squared)
     for tensor, value in ((weights[1], 1.0), (group.iterates[1], 2.0), (group.offsets[1], 2.0)):
         assert bool((tensor == value).all())
     moved = group.offsets[0]
@@ -233,8 +233,8 @@ def test_same_run_same_bits_and_settling_changes_none():
     for step in range(run.steps):
         once.advance(step)
         settled.advance(step)
-        settled.stepper.settle(settled.squared)
-        settled.stepper.settle(settled.squared)  # nothing is pending any more
+        settled.stepper.finish_distance(settled.squared)
+        settled.stepper.finish_distance(settled.squared)  # nothing is pending any more
     assert same(once.tensors(), settled.tensors())
 
 
@@ -245,7 +245,7 @@ def test_settled_state_continues_elsewhere_with_the_same_bits():
     for step in range(run.steps):
         straight.advance(step)
         if step == 6:
-            resumed.stepper.settle(resumed.squared)
+            resumed.stepper.finish_distance(resumed.squared)
             saved = copy.deepcopy((resumed.groups, resumed.squared, resumed.clock))
             resumed.stepper = copy.deepcopy(resumed.stepper)
             resumed.groups, resumed.squared, resumed.clock = saved
@@ -273,7 +273,7 @@ def test_a_settled_distance_may_be_replaced():
     run = Run([{"sizes": (5,), "lr": 0.1}], options=STRONG, warmup=0, interval=0)
     stepping = Stepping(run)
     stepping.advance(0)
-    stepping.stepper.settle(stepping.squared)
+    stepping.stepper.finish_distance(stepping.squared)
     stepping.squared.fill_(100.0)
     stepping.advance(1)
     assert float(stepping.squared) == 100.0

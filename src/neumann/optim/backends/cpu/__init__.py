@@ -26,7 +26,7 @@ class NumbaBackend(HostBackend):
         self._passes: dict[int, numba_pass.Pass] = {}
 
     @classmethod
-    def unavailable(cls, parts: int) -> str | None:
+    def unavailable(cls, sums: int) -> str | None:
         """Why numba cannot be used here; None if it can."""
         return numba_pass.unavailable()
 

@@ -32,14 +32,14 @@ class TritonBackend:
         self.stepper = stepper.Stepper(device, rounding="stochastic")
 
     @classmethod
-    def unavailable(cls, parts: int) -> str | None:
+    def unavailable(cls, sums: int) -> str | None:
         """Why Triton cannot be used here; None if it can."""
-        if parts > 1:
+        if sums > 1:
             return "its one sum cannot keep apart what is sharded in different ways"
         return stepper.unavailable()
 
     def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
-        """See `Backend.step`. Σδ² stays pending until the next step or `settle`."""
+        """See `Backend.step`. Σδ² stays pending until the next step or `finish_distance`."""
         self.stepper.step(
             groups,
             options,
@@ -53,9 +53,9 @@ class TritonBackend:
         """See `Backend.measure`."""
         self.stepper.measure(groups, sums)
 
-    def settle(self, distance_squared: Tensor) -> None:
+    def finish_distance(self, distance_squared: Tensor) -> None:
         """Bring r² up to date, with the bits that the next step would see."""
-        self.stepper.settle(distance_squared)
+        self.stepper.finish_distance(distance_squared)
 
     def forget(self) -> None:
         """Drop the sums that are pending."""

@@ -1,8 +1,8 @@
 """Where the tensors of a device are, and which program of a launch takes which part of them.
 
 A `Layout` holds a record for each tensor (addresses and size), a list that gives each program its
-tensor and group, and memory for rows and partial sums. It is valid until a tensor is replaced or
-moves. Gradients move at every step, so their addresses are a column of their own.
+tensor and group, and memory for coefficients and partial sums. It is valid until a tensor is
+replaced or moves. Gradients move at every step, so their addresses are a column of their own.
 
 The kernels see flat memory. A dense tensor is flat in any order of its dimensions, as long as
 weight, gradient and state agree on the order. A gradient that does not agree is copied. A weight or
@@ -26,7 +26,7 @@ from neumann.optim.tensors import Tensors
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The same numbers as in the kernels.
 RECORD, AT_SIZE, AT_FIRST = 8, 3, 4
-ROW, AT_KEEP, AT_FOLLOW = 16, 0, 5
+COEFFICIENTS, AT_KEEP, AT_FOLLOW = 16, 0, 5
 
 
 class Dtypes(NamedTuple):
@@ -99,7 +99,9 @@ class Layout:
         programs = self._programs(records, buckets, block)
         self.programs = _send(programs, device)
         self.records = _send(torch.tensor(records or [[0] * RECORD], dtype=torch.int64), device)
-        self.rows = torch.zeros(max(len(groups), 1), ROW, dtype=torch.float64, device=device)
+        self.coefficients = torch.zeros(
+            max(len(groups), 1), COEFFICIENTS, dtype=torch.float64, device=device
+        )
         # A block sums its own squares, about a thousand positive numbers, in the dtype of the
         # arithmetic: a relative error of a few roundings. The partial sums are float64, because
         # there may be a hundred thousand of them; their traffic is small.
@@ -194,11 +196,11 @@ class Layout:
             match = list(map(Tensor.stride, gradients)) == self._strides
         return match and not any(map(Tensor.is_neg, gradients))
 
-    def set_idle_rows(self) -> None:
-        """Set the rows of an update that changes nothing but sums δ² like any other."""
-        self.rows.zero_()
+    def set_idle_coefficients(self) -> None:
+        """Set the coefficients of an update that changes nothing but sums δ² like any other."""
+        self.coefficients.zero_()
         for at in (AT_KEEP, AT_FOLLOW):
-            self.rows[:, at] = 1.0
+            self.coefficients[:, at] = 1.0
 
     def fill_stand_ins(self) -> None:
         """Copy to the stand-ins what they stand for."""

@@ -1,8 +1,8 @@
 """Triton kernels that work out a step's coefficients, in one program each.
 
 `scalars_kernel` runs before the update. It adds the last step's partial sums to r², ticks the
-clock, finds the phase and writes each group's row: what `phases` and `distance` compute on the
-host. `settle_kernel` only adds up.
+clock, finds the phase and writes the coefficients: what `phases` and `distance` compute on the
+host. `finish_distance_kernel` only adds up.
 
 The host reads none of it, so a captured graph can be replayed while clock, phase, r and a tensor
 learning rate advance. Threads without work of their own repeat that of others, so an address that a
@@ -33,8 +33,8 @@ AT_WEIGHT_DECAY = tl.constexpr(5)
 AT_DECOUPLED = tl.constexpr(6)
 AT_SIGN = tl.constexpr(7)
 
-# A row for each group: float64, on a cache line of its own.
-ROW = tl.constexpr(16)
+# The coefficients of each group: float64, on a cache line of its own.
+COEFFICIENTS = tl.constexpr(16)
 AT_KEEP = tl.constexpr(0)  # a
 AT_GAIN = tl.constexpr(1)  # e
 AT_CARRY = tl.constexpr(2)  # b
@@ -42,7 +42,7 @@ AT_PUSH = tl.constexpr(3)  # f
 AT_SHRINK = tl.constexpr(4)  # z
 AT_FOLLOW = tl.constexpr(5)  # h
 AT_FORCE = tl.constexpr(6)  # c
-AT_ROW_WEIGHT_DECAY = tl.constexpr(7)  # λ
+AT_DECAY = tl.constexpr(7)  # λ
 AT_SCALE = tl.constexpr(8)  # of the gradient: sign / grad_scale
 AT_PHASE = tl.constexpr(9)
 
@@ -84,7 +84,7 @@ def _is_reset(t, resets, count, interval):
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["distance_squared"])
-def settle_kernel(distance_squared, pending, partials, count):
+def finish_distance_kernel(distance_squared, pending, partials, count):
     if tl.load(pending) != 0:
         total = _sum_of(partials, count)
         tl.debug_barrier()  # all threads have read what is written below
@@ -109,7 +109,7 @@ def scalars_kernel(
     numbers,  # float64: the same memory
     groups,
     resets,
-    rows,
+    coefficients,
     OFFSETS: tl.constexpr,
 ):
     skip = tl.full((), 0, tl.int1)
@@ -119,7 +119,7 @@ def scalars_kernel(
         first = tl.full((), 0, tl.int32)
         while first < groups:
             group = first + tl.arange(0, CHUNK)
-            tl.store(rows + group * ROW + AT_PHASE, SKIP, mask=group < groups)
+            tl.store(coefficients + group * COEFFICIENTS + AT_PHASE, SKIP, mask=group < groups)
             first += CHUNK
     else:
         # Loads come first: a load waits for a barrier, not for another load.
@@ -169,8 +169,8 @@ def scalars_kernel(
 
             # β/R³ with R = max(r, r*) needs no cube root: R³ = max(r³, r*³). A NaN distance
             # stays NaN.
-            settled = average * lr * repulsive / ((1.0 - average) * (1.0 - momentum))
-            reach = tl.where(bounded & (cube < settled), settled, cube)
+            equilibrium = average * lr * repulsive / ((1.0 - average) * (1.0 - momentum))
+            reach = tl.where(bounded & (cube < equilibrium), equilibrium, cube)
             repulsion = tl.where(reach == 0, 0.0, repulsive / tl.where(reach == 0, 1.0, reach))
             force = cubic * distance - repulsion
 
@@ -178,17 +178,17 @@ def scalars_kernel(
             weight_decay = tl.load(numbers + entry + AT_WEIGHT_DECAY, mask=known, other=0.0)
             sign = tl.load(numbers + entry + AT_SIGN, mask=known, other=0.0)
             carry = tl.where(iterating, momentum, 0.0)
-            row = rows + group * ROW
-            tl.store(row + AT_KEEP, tl.where(warming, 1.0, carry), mask=known)
-            tl.store(row + AT_GAIN, tl.where(warming, 0.0, lr), mask=known)
-            tl.store(row + AT_CARRY, carry, mask=known)
-            tl.store(row + AT_PUSH, tl.where(resetting, 0.0, lr), mask=known)
-            tl.store(row + AT_SHRINK, tl.where(resetting, 0.0, lr * decoupled), mask=known)
-            tl.store(row + AT_FOLLOW, tl.where(iterating, average, 1.0), mask=known)
-            tl.store(row + AT_FORCE, tl.where(iterating, force, 0.0), mask=known)
-            tl.store(row + AT_ROW_WEIGHT_DECAY, weight_decay, mask=known)
-            tl.store(row + AT_SCALE, sign * inverse_scale, mask=known)
-            tl.store(row + AT_PHASE, phase, mask=known)
+            own = coefficients + group * COEFFICIENTS
+            tl.store(own + AT_KEEP, tl.where(warming, 1.0, carry), mask=known)
+            tl.store(own + AT_GAIN, tl.where(warming, 0.0, lr), mask=known)
+            tl.store(own + AT_CARRY, carry, mask=known)
+            tl.store(own + AT_PUSH, tl.where(resetting, 0.0, lr), mask=known)
+            tl.store(own + AT_SHRINK, tl.where(resetting, 0.0, lr * decoupled), mask=known)
+            tl.store(own + AT_FOLLOW, tl.where(iterating, average, 1.0), mask=known)
+            tl.store(own + AT_FORCE, tl.where(iterating, force, 0.0), mask=known)
+            tl.store(own + AT_DECAY, weight_decay, mask=known)
+            tl.store(own + AT_SCALE, sign * inverse_scale, mask=known)
+            tl.store(own + AT_PHASE, phase, mask=known)
             first += CHUNK
 
         tl.debug_barrier()  # all threads have read what is written below

@@ -1,11 +1,11 @@
 """The step on an NVIDIA GPU: one pass over the weights, for any number of tensors.
 
 A step is two launches, and one more for each further combination of dtypes. One program works out
-the phase, row and force of every group from the clock and the last step's partial sums. Then the
-weights are updated (:mod:`neumann.optim.update`), leaving new partial sums of δ². The host sends
-tables and never waits: what changes from step to step is read from device memory, so a captured
-CUDA graph can be replayed while clock, phase and a tensor learning rate advance. Sums are added in
-a fixed order: the same input gives the same bits.
+phase and coefficients from the clock and the last step's partial sums. Then the weights are updated
+(:mod:`neumann.optim.update`), leaving new partial sums of δ². The host sends tables and never
+waits: what changes from step to step is read from device memory, so a captured CUDA graph can be
+replayed while clock, phase and a tensor learning rate advance. Sums are added in a fixed order: the
+same input gives the same bits.
 
 It can fail in three ways, each with an error: no Triton or no device (`unavailable`), a tensor of
 another dtype or device, and a graph captured before a first step has built tables and kernels. In a
@@ -102,7 +102,7 @@ class Stepper:
         self._layout = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles start without tables, so settle first."""
+        """Copies and pickles start without tables, so finish the distance first."""
         make = partial(Stepper, block=self.block, warps=self.warps, rounding=self.rounding)
         return make, (self.device,)
 
@@ -152,7 +152,7 @@ class Stepper:
                 tables["settings"].view(torch.float64),
                 len(groups),
                 tables["resets"],
-                layout.rows,
+                layout.coefficients,
             )
             constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
             self._launch(scalars.scalars_kernel, -1, 1, arguments, constants)
@@ -170,21 +170,21 @@ class Stepper:
             layout, addresses, copies = self._lay_out(groups, distance_squared, False)
             gradients = self._mirrors["gradients"].send(device_tables.pack_addresses(addresses))
             layout.fill_stand_ins()
-            layout.set_idle_rows()
+            layout.set_idle_coefficients()
             clock = torch.zeros((), dtype=torch.int64, device=self.device)
             self._update(layout, gradients, clock)
             del copies
             layout.pending.fill_(1)
-        self.settle(distance_squared)
+        self.finish_distance(distance_squared)
 
     def _update(self, layout: Layout, gradients: Tensor, clock: Tensor) -> None:
-        """Launch the update, with the rows that the layout holds."""
+        """Launch the update, with the coefficients that the layout holds."""
         for launch, constants in zip(layout.launches, self._constants, strict=True):
             arguments = (
                 layout.programs,
                 layout.records,
                 gradients,
-                layout.rows,
+                layout.coefficients,
                 clock,
                 layout.partials,
                 launch.base,
@@ -216,7 +216,7 @@ class Stepper:
             names = kernel.arg_names[len(arguments) :]
             self._compiled[form] = (compiled, [constants[name] for name in names])
 
-    def settle(self, distance_squared: Tensor) -> None:
+    def finish_distance(self, distance_squared: Tensor) -> None:
         """Add up what the last step left pending, with the bits that the next step would get."""
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         layout = self._layout
@@ -228,7 +228,7 @@ class Stepper:
             layout.pending.zero_()
             return
         with self._on_device():
-            _scalars().settle_kernel[(1,)](
+            _scalars().finish_distance_kernel[(1,)](
                 distance_squared,
                 layout.pending,
                 layout.partials,
@@ -253,7 +253,7 @@ class Stepper:
                     "the captured step has no tables yet: take a step with the same parameters "
                     "before the capture, as for any graph, and do not move them after it"
                 )
-            self.settle(distance_squared)  # the sums are those of the old layout
+            self.finish_distance(distance_squared)  # the sums are those of the old layout
             pad = int(_scalars().REDUCE.value)
             layout = self._layout = Layout(groups, self.device, self.block, pad)
             self._constants = [self._constants_of(launch) for launch in layout.launches]

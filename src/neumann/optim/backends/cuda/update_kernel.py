@@ -1,7 +1,7 @@
 """The Triton kernel of the update: one pass over the weights.
 
 The equations are those of :mod:`neumann.optim.update`; each program also stores the sum of its new
-δ². The rows come from `scalars_kernel`, the addresses from `layout`. A coefficient of exactly zero
+δ². Coefficients come from `scalars_kernel`, addresses from `layout`. A coefficient of exactly zero
 drops its term.
 
 A hint such as `multiple_of` marks the operation that made a value, wherever that value is used. So
@@ -17,17 +17,17 @@ import triton.language as tl
 
 from neumann.optim.backends.cuda.scalars_kernel import (
     AT_CARRY,
+    AT_DECAY,
     AT_FOLLOW,
     AT_FORCE,
     AT_GAIN,
     AT_KEEP,
     AT_PHASE,
     AT_PUSH,
-    AT_ROW_WEIGHT_DECAY,
     AT_SCALE,
     AT_SHRINK,
+    COEFFICIENTS,
     RESET,
-    ROW,
     SKIP,
 )
 
@@ -193,7 +193,7 @@ def update_kernel(
     programs,  # int32, for each program its tensor and its group
     records,
     gradients,  # int64, for each tensor the address of its gradient; 0: it has none
-    rows,
+    coefficients,
     clock,
     partials,
     base,
@@ -218,17 +218,17 @@ def update_kernel(
     offset = tl.load(record + AT_OFFSET)  # 0 where none is kept
     size = tl.load(record + AT_SIZE)
     first = tl.load(record + AT_FIRST)
-    row = rows + group * ROW
-    phase = tl.load(row + AT_PHASE)
-    keep = tl.load(row + AT_KEEP).to(ARITHMETIC)
-    gain = tl.load(row + AT_GAIN).to(ARITHMETIC)
-    carry = tl.load(row + AT_CARRY).to(ARITHMETIC)
-    push = tl.load(row + AT_PUSH).to(ARITHMETIC)
-    shrink = tl.load(row + AT_SHRINK).to(ARITHMETIC)
-    follow = tl.load(row + AT_FOLLOW).to(ARITHMETIC)
-    force = tl.load(row + AT_FORCE).to(ARITHMETIC)
-    weight_decay = tl.load(row + AT_ROW_WEIGHT_DECAY).to(ARITHMETIC)
-    scale = tl.load(row + AT_SCALE).to(ARITHMETIC)
+    own = coefficients + group * COEFFICIENTS
+    phase = tl.load(own + AT_PHASE)
+    keep = tl.load(own + AT_KEEP).to(ARITHMETIC)
+    gain = tl.load(own + AT_GAIN).to(ARITHMETIC)
+    carry = tl.load(own + AT_CARRY).to(ARITHMETIC)
+    push = tl.load(own + AT_PUSH).to(ARITHMETIC)
+    shrink = tl.load(own + AT_SHRINK).to(ARITHMETIC)
+    follow = tl.load(own + AT_FOLLOW).to(ARITHMETIC)
+    force = tl.load(own + AT_FORCE).to(ARITHMETIC)
+    weight_decay = tl.load(own + AT_DECAY).to(ARITHMETIC)
+    scale = tl.load(own + AT_SCALE).to(ARITHMETIC)
 
     start = (program - first) * BLOCK  # int64, as `first` is
     # A step that skips has nothing to do, rather than a branch that would wait for the phase
