@@ -2,9 +2,16 @@
 
 Subtracting μm and adding it again would lose bits. So evaluation mode keeps a copy of w in the
 state, which goes into checkpoints too. In the warm-up m = 0, and the two are the same.
+
+An interrupt may come between any two bytecode instructions, so what belongs together changes in
+one: every group's mode together with the copies of all parameters. Before that every parameter
+holds w, and there is no copy. After it there is a copy of each w, whatever the parameters hold.
+Both functions can be called again after they were cut short, and then finish the work.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -14,26 +21,37 @@ from neumann.optim.dtensor import distribute_like, local_part
 from neumann.optim.precision import wide_dtype
 from neumann.optim.state import ITERATE, MOMENTUM, OFFSET, WEIGHTS
 
+Groups = Sequence[dict[str, Any]]
 Entries = Sequence[tuple[Tensor, dict[str, Any]]]  # parameters with their state
 
 
-def switch_to_evaluation(entries: Entries) -> None:
-    """Put w − μm into the parameters. If that fails half-way, w is put back."""
-    try:
-        for p, state in entries:
-            state[WEIGHTS] = p.detach().clone()
-            w = local_part(p)
-            w.copy_(compute_evaluation(w, state))
-    except BaseException:  # out of memory, an interrupt: never leave a mixture of the two
-        switch_to_training(entries)
-        raise
+def switch_to_evaluation(groups: Groups, entries: Entries) -> None:
+    """Put w − μm into the parameters, and copies of w into the state."""
+    states = [state for _, state in entries]
+    copies = [state[WEIGHTS] if WEIGHTS in state else p.detach().clone() for p, state in entries]
+    _run_at_once(
+        map(dict.__setitem__, states, repeat(WEIGHTS), copies),
+        map(dict.__setitem__, groups, repeat("training"), repeat(False)),
+    )
+    for p, state in entries:
+        local_part(p).copy_(compute_evaluation(local_part(state[WEIGHTS]), state))
 
 
-def switch_to_training(entries: Entries) -> None:
+def switch_to_training(groups: Groups, entries: Entries) -> None:
     """Put w back. A parameter without a copy has m = 0 and holds w already."""
     for p, state in entries:
         if WEIGHTS in state:
-            local_part(p).copy_(local_part(state.pop(WEIGHTS)))
+            local_part(p).copy_(local_part(state[WEIGHTS]))
+    states = [state for _, state in entries]
+    _run_at_once(
+        map(dict.pop, states, repeat(WEIGHTS), repeat(None)),
+        map(dict.__setitem__, groups, repeat("training"), repeat(True)),
+    )
+
+
+def _run_at_once(*calls: Iterable[Any]) -> None:
+    """Make calls of builtin functions without bytecode in between, so that nothing interrupts."""
+    deque(chain(*calls), maxlen=0)
 
 
 def compute_evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
@@ -56,7 +74,7 @@ def _subtract_product(w: Tensor, factor: Any, state: Tensor) -> Tensor:
 
 
 def derive_params(
-    groups: Sequence[dict[str, Any]],
+    groups: Groups,
     states: Any,
     compute: Callable[[Tensor, dict[str, Any]], Tensor],
 ) -> dict[str, Tensor] | list[Tensor]:

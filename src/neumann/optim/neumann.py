@@ -101,6 +101,7 @@ class Neumann(Optimizer):
 
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
     _checkpointing = False  # inside a `checkpointing` block
+    _switching = False  # between the modes: `train` or `eval` was cut short
 
     def __init__(
         self,
@@ -438,21 +439,38 @@ class Neumann(Optimizer):
 
     @torch.no_grad()
     def train(self, mode: bool = True) -> Self:
-        """Put the training weights w back into the parameters, bit for bit; idempotent."""
-        if mode == self.training:
+        """Put the training weights w back into the parameters, bit for bit; idempotent.
+
+        An interrupt or an error on the way leaves no mixture: the parameters then hold w. Should
+        the repair be cut short too, `training` is False, w is in the state, and the next call of
+        `train` or `eval` finishes the switch.
+        """
+        if mode == self.training and not self._switching:
             return self
         self._reconcile()
         entries = list(self._store.entries())
-        if mode:
-            modes.switch_to_training(entries)
-            self._watch.remember()
-        else:
-            modes.switch_to_evaluation(entries)
-        for group in self.param_groups:
-            group["training"] = mode
+        try:
+            self._switching = True
+            if mode:
+                self._show_training_weights(entries)
+            else:
+                modes.switch_to_evaluation(self.param_groups, entries)
+                self._reshard()
+            self._switching = False
+        except BaseException:
+            self._show_training_weights(entries)
+            self._switching = False
+            raise
+        return self
+
+    def _show_training_weights(self, entries: modes.Entries) -> None:
+        modes.switch_to_training(self.param_groups, entries)
+        self._watch.remember()
+        self._reshard()
+
+    def _reshard(self) -> None:
         if self._sharding is not None:
             reshard_models()
-        return self
 
     def eval(self) -> Self:
         """Put the evaluation weights w − μm into the parameters; w is kept until :meth:`train`."""
@@ -462,11 +480,15 @@ class Neumann(Optimizer):
     def evaluating(self) -> Iterator[Self]:
         """Evaluation weights inside a block; the mode before it is restored after it."""
         before = self.training
-        self.eval()
         try:
-            yield self
-        finally:
+            try:
+                self.eval()
+                yield self
+            finally:
+                self.train(before)
+        except BaseException:  # an interrupt may have come before `train` began its work
             self.train(before)
+            raise
 
     @contextmanager
     def checkpointing(self) -> Iterator[Self]:
@@ -545,7 +567,8 @@ class Neumann(Optimizer):
         self._reconcile()
         self._finish_distance()
         group = None if self.process_group is None else SharedGroup(self.process_group)
-        return {**super().__getstate__(), "process_group": group}
+        own = {"process_group": group, "_switching": self._switching}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Adopt what a copy, a pickle or the base class's load_state_dict brings."""

@@ -124,7 +124,7 @@ class StateStore:
     def has_foreign_clock(self) -> bool:
         """Whether somebody put another run's state into place, as ZeroRedundancyOptimizer does."""
         _, state = next(self.entries(), (None, None))
-        return state is not None and state.get(CLOCK) is not self.scalars[CLOCK]
+        return state is not None and state.get(CLOCK) is not self.scalars.get(CLOCK)
 
     def repair_scalars(self) -> None:
         """Put our scalars back where they were replaced by copies.
