@@ -9,23 +9,28 @@ import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 
 from neumann.lab.arms import RECIPES, Arm
+from neumann.lab.data.load import DATASETS
 from neumann.lab.errors import UsageError, missing_package, require, unknown
+from neumann.lab.models.build import FORMS, MODELS
 from neumann.optim.schedules import SCHEDULE_NAMES, ScheduleName
 
 Switch = Literal["auto", "on", "off"]
+DATA_HELP = ", ".join(DATASETS)
+MODEL_HELP = ", ".join([*MODELS, *FORMS])
+OPT_HELP = f"{', '.join(RECIPES)}; with options as in neumann:momentum=0.8,cubic=0"
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings that all runs of a command share. The comments are the help of the flags."""
 
-    # digits, fashion-mnist, cifar10, cifar100, text:FILE, folder:PATH or synthetic:SHAPE,CLASSES,N
-    data: str = "digits"
+    data: Annotated[str, tyro.conf.arg(help=DATA_HELP)] = "digits"
     data_dir: Path | None = None  # folder of the data set's files
     download: bool = False  # fetch the data set into --data-dir
     # mirror training images at random; the default depends on the data set
@@ -36,7 +41,7 @@ class Settings:
     cutout: int | None = None
     img_size: int = 224  # images of a folder are resized to a square of this many pixels
     context: int = 128  # characters that a text model reads at once
-    model: str = "mlp"  # mlp, cnn, resnet9, resnet18, gru, gpt, or timm:NAME
+    model: Annotated[str, tyro.conf.arg(help=MODEL_HELP)] = "mlp"
     weight_decay: float = 0.0  # weight decay, coupled or decoupled as the optimizer does it
     batch_size: int = 64  # examples per optimizer step
     # examples that a process takes at once; gradients are accumulated over the whole batch
@@ -118,7 +123,7 @@ class TrainingSettings(Settings):
 class TrainConfig(TrainingSettings):
     """The settings of one training."""
 
-    opt: str = "neumann"  # the optimizer, with options as in neumann:momentum=0.8,cubic=0
+    opt: Annotated[str, tyro.conf.arg(help=OPT_HELP)] = "neumann"
     seed: int = 0  # seed of initial weights, data order and augmentation
     # auto: continue the run in --output from its last checkpoint
     resume: Literal["never", "auto"] = "never"

@@ -5,7 +5,7 @@
 """
 
 from neumann.lab.data.dataset import Dataset, Source
-from neumann.lab.data.load import FORMS, NAMES, load
+from neumann.lab.data.load import load
 from neumann.lab.data.plan import Plan
 
-__all__ = ["FORMS", "NAMES", "Dataset", "Plan", "Source", "load"]
+__all__ = ["Dataset", "Plan", "Source", "load"]

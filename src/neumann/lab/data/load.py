@@ -45,8 +45,6 @@ DATASETS: dict[str, Callable[[Request], Dataset]] = {
     "folder:PATH": _load_folder,
     "synthetic:SHAPE,CLASSES,N": load_synthetic,
 }
-NAMES = tuple(name for name in DATASETS if ":" not in name)
-FORMS = tuple(name for name in DATASETS if ":" in name)
 
 
 def load(name: str, **options: Any) -> Dataset:

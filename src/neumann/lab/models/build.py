@@ -37,7 +37,6 @@ MODELS = {
     "gru": Entry(lambda shape, alphabet: GRU(alphabet), ("text",)),
     "gpt": Entry(lambda shape, alphabet: GPT(alphabet, shape[0]), ("text",)),
 }
-NAMES = tuple(MODELS)
 FORMS = (f"{PREFIX}NAME",)
 PLURALS = {"vector": "vectors", "image": "images", "text": "text"}
 
@@ -48,7 +47,7 @@ def build(name: str, dataset: Dataset) -> nn.Module:
     if name.startswith(PREFIX):
         entry = Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
     if entry is None:
-        raise unknown("model", name, NAMES, FORMS)
+        raise unknown("model", name, MODELS, FORMS)
     if not _fits(entry, dataset):
         reads = " or ".join(PLURALS[kind] for kind in entry.kinds)
         if dataset.kind in entry.kinds:

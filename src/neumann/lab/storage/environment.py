@@ -17,9 +17,12 @@ from typing import Any
 import torch
 
 import neumann
+from neumann.lab.arms import RECIPES
 
-# Packages that may take part in a training. Those not installed are left out.
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "torchvision", "timm", "schedulefree")
+# Packages that may take part in a training, among them those of optimizers, which their extras are
+# named after. Those not installed are left out.
+OPTIMIZERS = tuple(recipe.extra for recipe in RECIPES.values() if recipe.extra)
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "torchvision", *dict.fromkeys(OPTIMIZERS))
 COMPILERS = ("triton", "numba")
 GIT_SECONDS = 10.0
 
