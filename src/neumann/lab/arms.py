@@ -110,6 +110,12 @@ class Arm:
         preconditioned = dict(self.options).get("precondition") is not None
         return PRECONDITIONED if preconditioned and self.name == "neumann" else RECIPES[self.name]
 
+    @property
+    def code(self) -> str | None:
+        """The user's MODULE:FUNCTION that building the optimizer calls, if there is one."""
+        chosen = dict(self.options).get("precondition") if self.name == "neumann" else None
+        return chosen if isinstance(chosen, str) and ":" in chosen else None
+
     def __str__(self) -> str:
         listed = ",".join(f"{key}={_format(value)}" for key, value in self.options)
         return f"{self.name}:{listed}" if listed else self.name
@@ -132,8 +138,8 @@ def build_optimizer(
     weight_decay = _to_float(arm, "weight_decay", options.pop("weight_decay", weight_decay))
     if arm.name == "neumann":
         options.setdefault("steps_per_epoch", steps_per_epoch)
-        if ":" in str(options.get("precondition")):  # MODULE:FUNCTION of the user
-            options["precondition"] = call_user_function(options["precondition"], "precondition")
+        if arm.code is not None:
+            options["precondition"] = call_user_function(arm.code, "precondition")
     fusable = "fused" in inspect.signature(constructor).parameters and "foreach" not in options
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
@@ -198,7 +204,7 @@ def _parse_option(text: str, piece: str) -> tuple[str, Any]:
         return key, DTYPES[value.removeprefix("torch.")]
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return key, value  # a word, such as variables=elements
 
 

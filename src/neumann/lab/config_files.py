@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError, require, unknown
 
@@ -19,7 +20,8 @@ _Kind = TypeVar("_Kind")
 
 
 def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
-    fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
+    # No file may allow its own code.
+    fields = {field.name for field in dataclasses.fields(cast(Any, kind))} - {"allow_code"}
     for key in values:
         if key not in fields:
             raise unknown("setting", key, sorted(fields))
@@ -33,6 +35,13 @@ def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
         require(listed, f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
         given["arms"] = tuple(arms)
     return kind(**given)
+
+
+def list_code(settings: Any) -> list[str]:
+    """Return every MODULE:FUNCTION that these settings would run."""
+    arms = [*getattr(settings, "arms", ()), getattr(settings, "opt", None)]
+    found = [Arm.parse(arm).code for arm in arms if arm is not None]
+    return [code for code in [*found, getattr(settings, "entry", None)] if code is not None]
 
 
 def load_settings(path: Path, kind: type[_Kind]) -> _Kind:

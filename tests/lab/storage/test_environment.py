@@ -3,9 +3,9 @@
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,34 +36,91 @@ def git(folder, *arguments):
     )
 
 
-def test_the_commit_and_whether_the_code_differs_from_it(tmp_path, monkeypatch):
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository that holds the package, as if it were cloned there."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    folder = tmp_path / "code"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    # As if the package were installed, without a repository of its own.
-    monkeypatch.setattr(neumann, "__file__", str(tmp_path / "__init__.py"))
-    assert describe_environment()["git"] is None
-    git(folder, "init")
-    assert describe_environment()["git"] is None
-    (folder / "file").write_text("1")
-    git(folder, "add", "file")
-    git(folder, "commit", "-m", "one")
+    package = tmp_path / "clone" / "neumann"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("1\n")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.pyc").write_text("not tracked")
+    monkeypatch.setattr(neumann, "__file__", str(package / "__init__.py"))
+    git(package.parent, "init")
+    return package.parent
+
+
+def commit(repository):
+    git(repository, "add", "neumann/__init__.py")
+    git(repository, "commit", "-m", "one")
+
+
+def test_the_commit_and_whether_the_code_differs_from_it(repository, monkeypatch, tmp_path):
+    assert describe_environment()["git"] is None  # no commit yet
+    commit(repository)
     found = describe_environment()["git"]
     assert len(found["commit"]) == 40
     assert found["dirty"] is False
-    (folder / "runs").write_text("not tracked")
+    (repository / "runs").write_text("not tracked")
     assert describe_environment()["git"] == found
-    (folder / "file").write_text("2")
+    code = repository / "neumann" / "__init__.py"
+    code.write_text("2\n")
+    assert describe_environment()["git"] == {**found, "dirty": True}
+    code.write_bytes(b"1\r\n")  # as git may check it out on Windows
+    assert describe_environment()["git"] == found
+    code.unlink()
     assert describe_environment()["git"] == {**found, "dirty": True}
 
 
-def test_the_commit_is_that_of_the_code_not_of_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    inside = describe_environment(Path(neumann.__file__).parent)["git"]
-    assert describe_environment()["git"] == inside
+def test_the_commit_is_that_of_the_code_not_of_the_working_folder(
+    repository, tmp_path, monkeypatch
+):
+    commit(repository)
+    found = describe_environment()["git"]
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init")
+    git(other, "commit", "--allow-empty", "-m", "two")
+    monkeypatch.chdir(other)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as inside a hook of git
+    assert describe_environment()["git"] == found
+
+
+def test_a_package_installed_inside_another_repository_has_no_commit(repository):
+    git(repository, "commit", "--allow-empty", "-m", "somebody else's")
+    assert describe_environment()["git"] is None
+
+
+def test_a_repository_runs_no_code(repository, tmp_path, monkeypatch):
+    """Neither that of the working folder nor the package's own, whatever their settings say."""
+    commit(repository)
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    git(hostile, "init")
+    (hostile / "file").write_text("1")
+    git(hostile, "add", "file")
+    git(hostile, "commit", "-m", "one")
+    script = tmp_path / "evil.sh"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\ncat\n")
+    script.chmod(0o755)
+    for folder in (hostile, repository):
+        (folder / ".git" / "info" / "attributes").write_text("* filter=evil diff=evil\n")
+        for key in (
+            *("core.fsmonitor", "core.pager", "core.sshCommand", "diff.external"),
+            *("diff.evil.textconv", "filter.evil.clean", "alias.ls-tree"),
+        ):
+            git(folder, "config", key, str(script))
+        (folder / ".git" / "hooks").mkdir(exist_ok=True)
+        shutil.copy(script, folder / ".git" / "hooks" / "post-index-change")
+        os.utime(folder / "file" if folder is hostile else folder / "neumann" / "__init__.py")
+    monkeypatch.chdir(hostile)
+    assert describe_environment()["git"]["dirty"] is False
+    assert not (tmp_path / "ran").exists()
+    # The settings are harmful: this is what `git status` would do.
+    subprocess.run(["git", "status"], check=False, capture_output=True)
+    assert (tmp_path / "ran").exists()
 
 
 def test_without_git(tmp_path, monkeypatch):

@@ -69,5 +69,7 @@ def _run(words: list[str]) -> int:
 
 def _fail(message: str, code: int = USAGE) -> int:
     if os.environ.get("RANK", "0") == "0":  # other ranks would print the same
-        print(f"neumann: {message}", file=sys.stderr)
+        # Names from files may hold control characters, which a terminal would obey.
+        text = "".join(c if c.isprintable() else "\ufffd" for c in message)
+        print(f"neumann: {text}", file=sys.stderr)
     return code

@@ -1,5 +1,7 @@
 """Parse the command line: subcommands, flags, and --config files.
 
+Code that a --config file or a run's folder names runs only if --allow-code names it too.
+
 tyro turns the settings classes into subcommands and prints the help. Flags override a --config
 file, which overrides the defaults. Everything that cannot be parsed is a UsageError of one line.
 tyro's own errors are boxes of several lines, so an invalid number or choice becomes an `_Invalid`
@@ -22,10 +24,11 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from neumann.lab.commands import compare, demo, report, spectrum, sweep, train
 from neumann.lab.config import TrainConfig, flag_name
-from neumann.lab.config_files import load_settings, parse_settings
+from neumann.lab.config_files import list_code, load_settings, parse_settings
 from neumann.lab.errors import UsageError, unknown
 from neumann.lab.storage.reading import read_json_object
 from neumann.lab.studies.settings import CompareConfig, SpectrumConfig, SweepConfig
+from neumann.lab.user_code import refuse_code
 
 
 class Command(NamedTuple):
@@ -47,6 +50,11 @@ DESCRIPTION = (
     "lists the flags of a command; neumann --version prints the version."
 )
 CONFIG_HELP = "--config FILE: read defaults from a TOML file of flags, or a JSON file a run wrote."
+# One line: tyro joins lines.
+ALLOW_CODE_HELP = (
+    "--allow-code MODULE:FUNCTION: run this code if a file or a run's folder names it."
+)
+RUN_CODE = ("train", "compare", "sweep", "spectrum")  # commands that take --allow-code
 
 
 def run_command(words: Sequence[str]) -> None:
@@ -63,7 +71,7 @@ def run_command(words: Sequence[str]) -> None:
 def parse_flags(command: str, words: Sequence[str]) -> Any:
     """The settings of a command: its defaults, those of a --config file, and flags."""
     kind = COMMANDS[command].settings
-    flags, file = _split_config(words)
+    flags, file, allowed = _split_files(command, words)
     defaults = kind()
     if file is not None:
         values = _read_config_file(file, kind)
@@ -71,7 +79,13 @@ def parse_flags(command: str, words: Sequence[str]) -> Any:
             defaults = _parse(command, _as_flags(values, defaults), defaults)
         except UsageError as error:
             raise UsageError(f"--config {file}: {error}") from error
-    return _parse(command, flags, defaults)
+    config = _parse(command, flags, defaults)
+    if file is not None and (code := list_code(config)):
+        by_flags = list_code(_parse(command, flags, kind()))
+        refuse_code(file, code, [*by_flags, *allowed])
+    if isinstance(config, SpectrumConfig):
+        config = dataclasses.replace(config, allow_code=tuple(allowed))
+    return config
 
 
 def _parse(command: str, flags: list[str], defaults: Any) -> Any:
@@ -107,6 +121,8 @@ def _describe(kind: type[Any]) -> str:
     paragraphs = (kind.__doc__ or "").strip().split("\n\n")
     if kind is not report.ReportConfig:
         paragraphs.append(CONFIG_HELP)
+    if any(kind is COMMANDS[name].settings for name in RUN_CODE):
+        paragraphs.append(ALLOW_CODE_HELP)
     return "\n\n".join(_wrap(" ".join(paragraph.split())) for paragraph in paragraphs)
 
 
@@ -182,21 +198,31 @@ def _flags(command: str) -> list[str]:
     if command == "report":
         return ["--help"]
     fields = dataclasses.fields(COMMANDS[command].settings)
-    return ["--config", *(flag_name(field.name) for field in fields)]
+    given = ["--config", *(flag_name(field.name) for field in fields)]
+    return [*given, "--allow-code"] if command in RUN_CODE else given
 
 
-# ---------------------------------------------------------------------- --config
+# ---------------------------------------------------------------------- --config, --allow-code
 
 
-def _split_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
-    """Take --config FILE out of the words."""
+def _split_files(
+    command: str, words: Sequence[str]
+) -> tuple[list[str], Path | None, Sequence[str]]:
+    """Take --config FILE and every --allow-code MODULE:FUNCTION out of the words.
+
+    They are no settings, so that no file can name a further file or allow its own code.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", type=Path)
+    if command in RUN_CODE:
+        parser.add_argument("--allow-code", action="append", default=[])
     try:
         found, rest = parser.parse_known_args(words)
-    except argparse.ArgumentError:
-        raise UsageError("--config needs a file") from None
-    return rest, found.config
+    except argparse.ArgumentError as error:
+        name = error.argument_name or "--config"
+        what = "a file" if name == "--config" else "MODULE:FUNCTION"
+        raise UsageError(f"{name} needs {what}") from None
+    return rest, found.config, getattr(found, "allow_code", ())
 
 
 def _read_config_file(file: Path, kind: type[Any]) -> Any:

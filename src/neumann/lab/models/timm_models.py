@@ -32,7 +32,8 @@ def build_timm_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Modu
         import timm
     except ImportError as error:
         raise missing_package("timm", "timm", f"model {PREFIX}{name}") from error
-    if not timm.is_model(name):
+    # Forms with a colon or slash, such as hf-hub:NAME, would load files from elsewhere.
+    if not timm.is_model(name) or set(name) & set(":/\\"):
         raise unknown("timm model", name, timm.list_models())
     options: dict[str, Any] = {} if shape[0] == 3 else {"in_chans": shape[0]}
     expected = timm.models.get_pretrained_cfg(name)

@@ -2,9 +2,15 @@
 
 Nothing here raises: what cannot be found out is None. The machine's name is left out, because
 records are meant to be published.
+
+A git repository may name programs to run, and the working folder's may be someone else's. So we ask
+only about the package's own repository, and only for what is committed: commands that look at
+files, such as `git status`, would run its filters and its file system monitor. We compare the files
+ourselves.
 """
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -25,25 +31,57 @@ OPTIMIZERS = tuple(recipe.extra for recipe in RECIPES.values() if recipe.extra)
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "torchvision", *dict.fromkeys(OPTIMIZERS))
 COMPILERS = ("triton", "numba")
 GIT_SECONDS = 10.0
+# Programs that a repository's settings could name. The commands that we use call none of them; this
+# is in case a later version of git does.
+_GIT_FLAGS = ("--no-pager", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+# Ask nothing, write nothing, and fetch nothing from a repository that lacks objects.
+_GIT_VARIABLES = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+}
+# Set inside a hook of git, where they name another repository.
+_GIT_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
 
 
-def describe_environment(folder: Path | None = None) -> dict[str, Any]:
-    """Return versions, hardware and the commit of this package, or else of the working folder."""
-    if folder is None:
-        code = Path(neumann.__file__).parent
-        # A virtual environment may lie inside an unrelated repository.
-        folder = code if _run_git(code, "ls-files", "__init__.py") else Path.cwd()
-    hardware = describe_hardware()
-    return {"git": _read_git_state(folder), "versions": _list_versions(), "hardware": hardware}
+def describe_environment() -> dict[str, Any]:
+    """Return versions, hardware and the commit of this package."""
+    commit = _describe_commit(Path(neumann.__file__).parent)
+    return {"git": commit, "versions": _list_versions(), "hardware": describe_hardware()}
 
 
-def _read_git_state(folder: Path) -> dict[str, Any] | None:
-    commit = _run_git(folder, "rev-parse", "--verify", "HEAD")
-    if commit is None:
+def _describe_commit(code: Path) -> dict[str, Any] | None:
+    """Return the commit of a folder of code, and whether it differs; None if it is not tracked.
+
+    An installed package may lie inside a repository that does not know it.
+    """
+    commit = _run_git(code, "rev-parse", "--verify", "HEAD")
+    listed = commit and _run_git(code, "ls-tree", "-r", "-z", "HEAD")
+    # Each entry is "mode type hash\tpath".
+    entries = [entry.partition("\t") for entry in (listed or "").split("\0") if entry]
+    files = {path: about.split()[-1] for about, _, path in entries}
+    if commit is None or "__init__.py" not in files:
         return None
-    # Untracked files do not count: the records themselves are usually among them.
-    changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else changes != ""}
+    return {"commit": commit, "dirty": not all(_is_unchanged(code / f, files[f]) for f in files)}
+
+
+def _is_unchanged(file: Path, committed: str) -> bool:
+    """Whether a file has the content whose hash git committed."""
+    try:
+        content = os.fsencode(os.readlink(file)) if file.is_symlink() else file.read_bytes()
+    except OSError:
+        return False
+    # git may have written the lines of a text file with the system's ends.
+    return committed in (
+        _hash_blob(d, committed) for d in (content, content.replace(b"\r\n", b"\n"))
+    )
+
+
+def _hash_blob(content: bytes, like: str) -> str:
+    """Return the hash that git gives a file, of the same kind as another one."""
+    kind = "sha256" if len(like) == 64 else "sha1"
+    return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _list_versions() -> dict[str, str | None]:
@@ -75,15 +113,17 @@ def describe_hardware() -> dict[str, Any]:
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        # Reading must not write: `git status` would refresh the index.
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        command = ["git", "-C", str(folder), *arguments]
+        environment = {k: v for k, v in os.environ.items() if k not in _GIT_ELSEWHERE}
         output = subprocess.check_output(
-            command, stderr=subprocess.DEVNULL, env=environment, timeout=GIT_SECONDS
+            ["git", *_GIT_FLAGS, "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**environment, **_GIT_VARIABLES},
+            timeout=GIT_SECONDS,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return output.decode(errors="replace").strip()
+    return os.fsdecode(output).strip()
 
 
 def _read_cpu_model() -> str | None:

@@ -132,6 +132,7 @@ class SpectrumConfig:
     """seed of the random starting vectors"""
     device: str | None = None
     """of a checkpoint's model: cpu, cuda, cuda:N, or auto (default), a GPU if there is one"""
+    allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
     output: Path | None = None
     """JSON file; by default spectrum.json in the run's folder, or here. The plot goes next to it"""
 

@@ -19,18 +19,23 @@ from torch import Tensor, nn
 
 from neumann.lab.arms import evaluation_mode
 from neumann.lab.config import TrainConfig
-from neumann.lab.config_files import parse_settings
+from neumann.lab.config_files import list_code, parse_settings
 from neumann.lab.errors import UsageError, shorten, unknown
 from neumann.lab.models import classification_loss
 from neumann.lab.storage.environment import describe_environment
-from neumann.lab.storage.reading import read_config
+from neumann.lab.storage.reading import CONFIG, read_config
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.training.checkpoints import Checkpoints, LoadedCheckpoint
 from neumann.lab.training.curvature import MAX_EXAMPLES, about_as_dict, load_probe_batch
 from neumann.lab.training.loop import Training
 from neumann.lab.training.network import Network
 from neumann.lab.training.processes import Process
-from neumann.lab.user_code import call_user_function, describe_user_error, raised_in_user_code
+from neumann.lab.user_code import (
+    call_user_function,
+    describe_user_error,
+    raised_in_user_code,
+    refuse_code,
+)
 from neumann.spectrum import (
     CurvatureOperator,
     Density,
@@ -175,6 +180,7 @@ def _density_record(spread: Density) -> dict[str, Any]:
 def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     saved = read_config(folder)
     settings = parse_settings(saved, TrainConfig)
+    refuse_code(folder / CONFIG, list_code(settings), config.allow_code)
     run = dataclasses.replace(  # one process on the chosen device, with nothing compiled
         settings,
         device=config.device or "auto",
