@@ -1,6 +1,5 @@
 """A process group that stays alive between tests, because starting it takes most of the time."""
 
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from tests.support.programs import copying_context
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 
@@ -60,7 +60,7 @@ class ProcessGroup:
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = copying_context()
         self._directory = tempfile.TemporaryDirectory()
         store = f"{self._directory.name}/store"
         for rank in range(self.size):

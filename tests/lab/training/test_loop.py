@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -23,7 +21,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
 from neumann.lab.training.signals import Interrupted
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.programs import Program, run
 
 FLAGS = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "6", "--log-every", "7"]
 
@@ -45,21 +43,8 @@ def same(ours, theirs):
     )
 
 
-def command(folder, *flags):
-    return [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "neumann",
-        "train",
-        *FLAGS,
-        "--output",
-        str(folder),
-        "--resume",
-        "auto",
-        *flags,
-    ]
+def command(folder):
+    return ["-m", "neumann", "train", *FLAGS, "--output", str(folder), "--resume", "auto"]
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +107,20 @@ def test_other_optimizers_have_no_timetable(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_stopped_by_a_signal_resumes_with_the_same_bits(whole, tmp_path, number):
     folder = tmp_path / "run"
-    process = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
-    wait_for(folder / "metrics.jsonl", process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=PROCESS_TIMEOUT)
-    assert process.returncode == 128 + number, errors
-    assert "--resume auto continues" in errors
+    with Program(*command(folder)) as program:
+        wait_for(folder / "metrics.jsonl", program)
+        program.send_signal(number)
+        stopped = program.wait()
+    assert stopped.returncode == 128 + number, stopped.stderr
+    assert "--resume auto continues" in stopped.stderr
     assert read_summary(folder) is None
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=PROCESS_TIMEOUT)
+    done = run(*command(folder))
     assert done.returncode == 0, done.stderr
     assert same(final(folder), final(whole))
 
 
-def wait_for(file, process):
-    while not (file.exists() and file.stat().st_size) and process.poll() is None:
+def wait_for(file, program):
+    while not (file.exists() and file.stat().st_size) and program.poll() is None:
         time.sleep(0.01)
 
 
@@ -144,11 +129,9 @@ def test_killed_at_random_moments(whole, tmp_path):
     folder = tmp_path / "run"
     moments = random.Random(0)
     for _ in range(4):
-        process = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(2.0, 5.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=PROCESS_TIMEOUT)
+        with Program(*command(folder)):
+            time.sleep(moments.uniform(0.1, 1.0))
+    done = run(*command(folder))
     assert done.returncode == 0, done.stderr
     assert same(final(folder), final(whole))
 

@@ -20,6 +20,7 @@ from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, StopAgreement, run_on_leader
 from neumann.lab.training.records import Diverged
+from tests.support.programs import run_ranks
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 CHECKED = Path(__file__).parents[2] / "support" / "check_threads_end.py"
@@ -206,13 +207,15 @@ def test_another_number_of_processes_is_refused(two, tmp_path):
 def test_torchrun(tmp_path):
     """As a user starts it: a SIGTERM to torchrun reaches all, and the run can be resumed."""
     folder = tmp_path / "run"
-    words = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "40", "--resume"]
+    words = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "20", "--resume"]
+    checked = [str(CHECKED), "-m", "neumann", "train", *words, "auto", "--output", str(folder)]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(CHECKED), "-m", "neumann", "train", *words, "auto"]
-    command += ["--output", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "--nproc-per-node", "2", *checked],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     while not (folder / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
@@ -220,9 +223,7 @@ def test_torchrun(tmp_path):
     output, _ = process.communicate(timeout=PROCESS_TIMEOUT)
     assert output.count("--resume auto continues") == 1, output
     assert read_summary(folder) is None
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PROCESS_TIMEOUT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("accuracy") == 1
+    done = run_ranks(2, *checked)
+    assert [rank.returncode for rank in done] == [0, 0], done
+    assert "".join(rank.stdout for rank in done).count("accuracy") == 1
     assert read_summary(folder)["accuracy"] > 90
