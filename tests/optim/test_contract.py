@@ -126,10 +126,10 @@ def test_frozen_parameters_cost_nothing_and_may_thaw():
 
 def test_variables_counts_parameters_that_require_gradients():
     model, optimizer = model_and_optimizer(variables="elements")
-    assert optimizer._count_variables() == sum(p.numel() for p in model.parameters())
+    assert optimizer._store.count_variables() == sum(p.numel() for p in model.parameters())
     model[0].requires_grad_(False)
-    assert optimizer._count_variables() == sum(p.numel() for p in model[2].parameters())
-    assert Neumann(model.parameters(), lr=0.1, **CLOCK)._count_variables() == 2
+    assert optimizer._store.count_variables() == sum(p.numel() for p in model[2].parameters())
+    assert Neumann(model.parameters(), lr=0.1, **CLOCK)._store.count_variables() == 2
 
 
 def test_state_exists_before_the_first_step():

@@ -1,15 +1,34 @@
 """The optimizer; needs torch alone.
 
-neumann          the class Neumann options          its options: types, defaults, checks phases
-warm-up, reset or iterate; μ(t) and the other coefficients of a step update           the equations
-of a step, and the container for its tensors distance         r = ‖w − v‖ and the force that depends
-on it state            what is kept for each parameter backends         how the update runs;
-`backends/base.py` says what a parameter without a gradient gets preconditioners  P, which turns
-gradients into directions modes            switching between training and evaluation weights
-checkpoint       loading state dicts distributed      parameters spread over processes; `dtensor`:
-the part that is here tracing          what torch.compile needs schedules        learning rates (not
-μ) guard, batchnorm, diagnostics    helpers around training series, spectral                 old
-import paths
+The mathematics, free of any optimizer:
+
+    phases           when a step warms up, resets or iterates; μ(t) and the other coefficients
+    distance         r = ‖w − v‖, and the force that depends on it
+    update           the equations of a step, in the form for reading
+
+One step, in the order in which a gradient passes through:
+
+    neumann          class Neumann, the contract of torch.optim
+    options          its options: types, defaults, checks
+    state            what is kept for each parameter; gathers the `tensors` of a step
+    skipping         whether all gradients are finite
+    preconditioners  P, from gradients to directions; `__init__` says how to add one
+    backends         the update as it runs; `__init__` says how to add one, `base` what it must do.
+                     A parameter without a gradient stays put; a reset zeroes its m, δ counts in r
+    precision        the dtypes of the arithmetic, and rounding
+
+Around it:
+
+    modes            training weights w and evaluation weights w − μm
+    checkpoint       loading state dicts
+    distributed      parameters spread over processes; `dtensor`: the part that is here
+    tracing          what torch.compile needs
+    write_watch      a warning if something else writes the weights
+    diagnostics      what the optimizer is doing, for logs
+    schedules        learning rates (not μ)
+    guard            a warning before displaced weights are saved as a model
+    batchnorm        statistics for the evaluation weights
+    series, spectral old import paths
 """
 
 from neumann.optim.batchnorm import recalibrate_batchnorm

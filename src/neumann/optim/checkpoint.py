@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from neumann.optim.dtensor import local_part, place_like
-from neumann.optim.preconditioners.memory import PREFIX
-from neumann.optim.state import ITERATE, KEYS, OFFSET, WEIGHTS
+from neumann.optim.preconditioners import memory
+from neumann.optim.state import ITERATE, KEYS, OFFSET, WEIGHTS, make_zeros
 
 # Options that only Neumann has, and names that wrappers add to those of parameters.
 OPTIONS = ("warmup_steps", "reset_steps", "cubic", "repulsive")
@@ -29,16 +30,40 @@ class Exact:
         self.tensor = tensor
 
 
-def wrap(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict with every state tensor inside `Exact`."""
+def prepare(
+    optimizer: Optimizer, state_dict: Mapping[str, Any], names: Mapping[Tensor, str]
+) -> dict[str, Any]:
+    """The state dict for the base class, if it fits: P itself, and tensors inside `Exact`."""
+    groups = optimizer.param_groups
+    check_fits(groups, names, state_dict)
+    saved = memory.resolve_names(groups, state_dict["param_groups"])
+    memory.check_shapes(groups, saved, state_dict["state"], names)
     state = {
         index: {k: Exact(v) if isinstance(v, Tensor) else v for k, v in entry.items()}
         for index, entry in state_dict["state"].items()
     }
-    return {**state_dict, "state": state}
+    return {**state_dict, "param_groups": saved, "state": state}
 
 
-def unwrap(value: Any, key: str, parameter: Tensor) -> Any:
+def complete(
+    groups: Sequence[dict[str, Any]], states: Mapping[Tensor, Any], defaults: Mapping[str, Any]
+) -> None:
+    """Unwrap what the base class has adopted, and add what an older version did not save."""
+    for group in groups:
+        for name, value in defaults.items():
+            group.setdefault(name, value)
+        for p in group["params"]:
+            entry = states.get(p)
+            if entry is not None:
+                for key, value in entry.items():
+                    if not key.startswith(memory.PREFIX):
+                        entry[key] = _unwrap(value, key, p)
+                memory.load_memory(entry, p, group)
+                if ITERATE not in entry:
+                    entry[ITERATE] = make_zeros(p, group)
+
+
+def _unwrap(value: Any, key: str, parameter: Tensor) -> Any:
     """A copy of a wrapped tensor, on the parameter's device and laid out like it, in its own dtype.
 
     A copy, so that later steps do not change the loaded dictionary.
@@ -62,7 +87,7 @@ def check_fits(
             f"the state dict has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
         )
     known = {str(key) for entry in state.values() for key in entry}
-    foreign = sorted(k for k in known - set(KEYS) if not k.startswith(PREFIX))
+    foreign = sorted(k for k in known - set(KEYS) if not k.startswith(memory.PREFIX))
     if foreign:
         raise ValueError(f"the state dict belongs to another optimizer: its state holds {foreign}")
     if not all(any(key in saved for key in OPTIONS) for saved in saved_groups):

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from neumann.optim.distance import repulsion
-from neumann.optim.options import StepOptions
+from neumann.optim.options import COMMON, OWN, StepOptions
 from neumann.optim.phases import Timetable
+from neumann.optim.state import CLOCK, DISTANCE, SKIPPED, StateStore
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,28 @@ class Diagnostics:
                 for group in self.groups
             ],
         }
+
+
+def diagnose(store: StateStore, options: StepOptions) -> Diagnostics:
+    """The optimizer as it is now; r² must be up to date."""
+    squared = store.scalars[DISTANCE].detach().clone()
+    groups = []
+    for group, momentum in zip(store.groups, store.momenta, strict=True):
+        lr = group["lr"]
+        lr = lr.detach().clone() if isinstance(lr, Tensor) else lr
+        groups.append(GroupDiagnostics(lr, momentum.clone(), squared, options))
+    clock, skipped = store.scalars[CLOCK].clone(), store.scalars[SKIPPED].clone()
+    return Diagnostics(tuple(groups), options.timetable, clock, skipped, squared)
+
+
+def describe(store: StateStore) -> str:
+    """The optimizer in words: where it is in its run, and all options."""
+    first, step = store.groups[0], int(store.scalars[CLOCK])
+    phase, t = store.timetable().place(step)
+    common = ", ".join(f"{name}={first[name]!r}" for name in COMMON)
+    lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {common}"]
+    for index, group in enumerate(store.groups):
+        tensors, weights = len(group["params"]), sum(p.numel() for p in group["params"])
+        own = ", ".join(f"{name}={group[name]!r}" for name in OWN)
+        lines.append(f"  group {index}: {tensors} tensors, {weights:,} weights, {own}")
+    return "\n".join(lines) + "\n)"

@@ -66,15 +66,17 @@ class Sharding:
         self.sums = torch.zeros(max(len(numbers), 1), dtype=scalar_dtype(device), device=device)
         self.sums_are_known = True
 
-    def split(self, group: Tensors) -> list[Tensors]:
-        """A group's tensors in pieces whose squares go into one sum each."""
+    def split(self, groups: list[Tensors]) -> list[Tensors]:
+        """The groups in pieces whose squares go into one sum each."""
         if len(self.sums) == 1:
-            return [group]
-        numbers = [self._sum_of[p] for p in group.parameters]
-        return [
-            group.select([other == number for other in numbers], sum_number=number)
-            for number in sorted(set(numbers))
-        ]
+            return groups
+        pieces = []
+        for group in groups:
+            numbers = [self._sum_of[p] for p in group.parameters]
+            for number in sorted(set(numbers)):
+                chosen = [other == number for other in numbers]
+                pieces.append(group.select(chosen, sum_number=number))
+        return pieces
 
     def reduce(self, variables: int, flag: Tensor | None) -> Totals:
         """Add up over all processes; one all-reduce for each process group.

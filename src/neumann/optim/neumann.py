@@ -11,6 +11,7 @@ A gradient travels p.grad → `StateStore.gather` → the preconditioner → the
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, overload
 
 import torch
@@ -20,24 +21,15 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from neumann.optim import checkpoint, modes, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
-from neumann.optim.diagnostics import Diagnostics, GroupDiagnostics
+from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance import distance_squared
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
 from neumann.optim.dtensor import local_part
-from neumann.optim.options import StepOptions, has_forces
+from neumann.optim.options import has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
-from neumann.optim.preconditioners.apply import precondition_group
+from neumann.optim.preconditioners.apply import precondition
 from neumann.optim.skipping import find_nonfinite
-from neumann.optim.state import (
-    CLOCK,
-    DISTANCE,
-    ITERATE,
-    OFFSET,
-    SKIPPED,
-    WEIGHTS,
-    StateStore,
-    make_zeros,
-)
+from neumann.optim.state import CLOCK, DISTANCE, OFFSET, SKIPPED, WEIGHTS, StateStore
 from neumann.optim.tensors import Tensors
 from neumann.optim.write_watch import WriteWatch
 
@@ -141,7 +133,7 @@ class Neumann(Optimizer):
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
         self._backend: Backend
         self._sharding: Sharding | None  # None: this process has every parameter whole
-        self._variables: int | None  # over all processes, as of the last step
+        self._variables: int | None  # of the whole process group, as of the last step
         super().__init__(params, defaults)
         if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
@@ -160,7 +152,7 @@ class Neumann(Optimizer):
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
-        _make_lr_capturable(self.param_groups[-1])
+        options.make_lr_capturable(self.param_groups[-1])
         self._store.made_for.append(self.param_groups[-1]["precondition"])
         try:
             self._rebuild()
@@ -229,17 +221,24 @@ class Neumann(Optimizer):
     @tracing.without_scheduler_wrapper
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss."""
-        if torch.compiler.is_compiling():
-            return self._traced_step(closure)
-        self._refuse_evaluation_mode()
-        self._refuse_backward()
+        traced = torch.compiler.is_compiling()
+        if traced:
+            sharded = self._sharding is not None
+            tracing.refuse_untraceable(self.param_groups, self.state, sharded=sharded)
+        else:
+            self._refuse_evaluation_mode()
+            options.refuse_backward(self, self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self._refuse_evaluation_mode()  # the closure may have entered it
+            if not traced:
+                self._refuse_evaluation_mode()  # the closure may have entered it
         with torch.set_grad_enabled(self.param_groups[0]["differentiable"]):
-            self._step()
+            if traced:
+                self._traced_step()
+            else:
+                self._step()
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # for a trace that was refused
@@ -259,62 +258,34 @@ class Neumann(Optimizer):
             return
         if store.drop_averages(groups):
             self._forget_distance()
-        groups, grad_scale = self._precondition(groups, found_inf)
-        r_squared = store.scalars[DISTANCE]
-        sums = r_squared if self._sharding is None else self._sharding.sums
+        # On the host nothing is left to skip.
+        skip = found_inf if self._backend.on_device else None
+        groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), skip)
+        sums = r_squared = store.scalars[DISTANCE]
+        if self._sharding is not None:
+            groups, sums = self._sharding.split(groups), self._sharding.sums
         scalars = Scalars(store.scalars[CLOCK], r_squared, sums, grad_scale, found_inf)
-        self._backend.step(self._split(groups), self._step_options(), scalars)
+        self._backend.step(groups, store.step_options(self._variables), scalars)
         self._watch.remember(weights)
 
-    def _traced_step(self, closure: Callable[[], float] | None) -> float | None:
+    def _traced_step(self) -> None:
         """The step as a tracer sees it."""
-        tracing.refuse_untraceable(
-            self.param_groups, self.state, sharded=self._sharding is not None
-        )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            groups = self._gather()
-            found_inf = self._agree_on_skipping(groups)
-            if self._store.drop_averages(groups):
-                self._forget_distance()
-            groups, grad_scale = self._precondition(groups, found_inf)
-            clock, squared = self._store.scalars[CLOCK], self._store.scalars[DISTANCE]
-            self._backend.finish_distance(squared)
-            scalars = Scalars(clock, squared, squared, grad_scale, found_inf)
-            step_traced(groups, self._step_options(), scalars)
+        store = self._store
+        groups = self._gather()
+        found_inf = self._agree_on_skipping(groups)
+        if store.drop_averages(groups):
+            self._forget_distance()
+        groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), found_inf)
+        squared = store.scalars[DISTANCE]
+        self._backend.finish_distance(squared)
+        scalars = Scalars(store.scalars[CLOCK], squared, squared, grad_scale, found_inf)
+        step_traced(groups, store.step_options(self._variables), scalars)
         self._watch.remember([])  # versions are unknown before the graph has run
-        return loss
 
     def _gather(self) -> list[Tensors]:
         """The tensors of every group."""
-        return [
-            self._store.gather(
-                index,
-                sharded=self._sharding is not None,
-                on_new_parameters=self._adopt_parameters,
-            )
-            for index in range(len(self.param_groups))
-        ]
-
-    def _split(self, groups: list[Tensors]) -> list[Tensors]:
-        """Pieces that belong to one group and are sharded in one way."""
-        sharding = self._sharding
-        if sharding is None:
-            return groups
-        return [piece for group in groups for piece in sharding.split(group)]
-
-    def _precondition(
-        self, groups: list[Tensors], skip: Tensor | None
-    ) -> tuple[list[Tensors], Tensor | None]:
-        """Directions in place of gradients, and the scale that is left for the update."""
-        scale: Tensor | None = getattr(self, "grad_scale", None)  # set by torch.amp.GradScaler
-        if all(group["precondition"] is None for group in self.param_groups):
-            return groups, scale
-        skip = skip if self._backend.on_device or torch.compiler.is_compiling() else None
-        return [precondition_group(group, scale, skip) for group in groups], None
+        sharded = self._sharding is not None
+        return self._store.gather(sharded=sharded, on_new_parameters=self._adopt_parameters)
 
     def _agree_on_skipping(self, groups: list[Tensors]) -> Tensor | None:
         """Decide, with all processes, whether to skip this step, and count it if so.
@@ -327,9 +298,8 @@ class Neumann(Optimizer):
         checks = self.param_groups[0]["skip_nonfinite"]
         flag = None
         if checks:
-            gradients = [g for group in groups for g in group.gradients if g is not None]
             # Where the parameters are: not every process group takes tensors from elsewhere.
-            flag = find_nonfinite(gradients, self._store.scalars[DISTANCE].device)
+            flag = find_nonfinite(groups, self._store.scalars[DISTANCE].device)
         if self._sharding is not None:
             if found is not None:  # a scaler may have found it on this process alone
                 flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
@@ -348,49 +318,20 @@ class Neumann(Optimizer):
         """Learn r² and the flag from all processes: the only communication of a step."""
         forces = has_forces(self.param_groups[0])
         if forces and not sharding.sums_are_known:
-            self._backend.measure(self._split(groups), sharding.sums)
+            self._backend.measure(sharding.split(groups), sharding.sums)
             sharding.sums_are_known = True
         self._backend.finish_distance(sharding.sums)
         if not forces and flag is None:
             return None
         totals = sharding.reduce(self._store.count_variables(), flag)
         self._store.scalars[DISTANCE].copy_(totals.squared)
-        self._variables = totals.variables
+        if self.process_group is not None:
+            self._variables = totals.variables or 1
         return totals.flags
-
-    def _step_options(self) -> StepOptions:
-        first = self.param_groups[0]
-        repulsive = first["repulsive"]
-        return StepOptions(
-            timetable=self._store.timetable(),
-            cubic=first["cubic"],
-            repulsive=repulsive * self._count_variables() if repulsive else 0.0,
-            average=first["average"],
-            bounded=first["bounded"],
-        )
-
-    def _count_variables(self) -> int:
-        """What β is multiplied by: over all processes, once they have communicated."""
-        variables = self.param_groups[0]["variables"]
-        if not isinstance(variables, str):
-            return int(variables)
-        if self.process_group is not None and self._variables is not None:
-            return self._variables or 1
-        return self._store.count_variables()
 
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
             raise RuntimeError(tracing.EVALUATION_MODE)
-
-    def _refuse_backward(self) -> None:
-        first: Any = next((p for group in self.param_groups for p in group["params"]), None)
-        if self in getattr(first, "_in_backward_optimizers", ()):
-            raise RuntimeError(
-                "Neumann cannot step one parameter at a time inside backward: r is the distance of "
-                "all parameters from their average, and they share one clock, so a step needs "
-                "every gradient. Build one Neumann for all parameters and call its step() after "
-                "backward() instead of _apply_optimizer_in_backward"
-            )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -548,15 +489,8 @@ class Neumann(Optimizer):
 
         Load the model's weights before or after, saved in the same mode as the state dict.
         """
-
-        def prepare(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            names = self._store.names()
-            checkpoint.check_fits(self.param_groups, names, loaded)
-            groups = memory.resolve_names(self.param_groups, loaded["param_groups"])
-            memory.check_shapes(self.param_groups, groups, loaded["state"], names)
-            return checkpoint.wrap({**loaded, "param_groups": groups})
-
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
+        prepare = partial(checkpoint.prepare, names=self._store.names())
         handle = self.register_load_state_dict_pre_hook(prepare)
         try:
             super().load_state_dict(state_dict)
@@ -576,19 +510,7 @@ class Neumann(Optimizer):
         if shared is not None:
             state = {**state, "process_group": shared.group}
         super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)  # an older state dict may lack a key
-            for p in group["params"]:
-                entry = self.state.get(p)
-                if entry is None:
-                    continue
-                for key, value in entry.items():
-                    if not key.startswith(memory.PREFIX):
-                        entry[key] = checkpoint.unwrap(value, key, p)
-                memory.load_memory(entry, p, group)
-                if ITERATE not in entry:
-                    entry[ITERATE] = make_zeros(p, group)
+        checkpoint.complete(self.param_groups, self.state, self.defaults)
         self._store = StateStore()
         self._store.made_for = [group["precondition"] for group in self.param_groups]
         self._rebuild()
@@ -601,34 +523,8 @@ class Neumann(Optimizer):
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
         self._reconcile()
         self._finish_distance()
-        store, shared = self._store, self._step_options()
-        squared = store.scalars[DISTANCE].detach().clone()
-        groups = []
-        for group, momentum in zip(self.param_groups, store.momenta, strict=True):
-            lr = group["lr"]
-            lr = lr.detach().clone() if isinstance(lr, Tensor) else lr
-            groups.append(GroupDiagnostics(lr, momentum.clone(), squared, shared))
-        clock, skipped = store.scalars[CLOCK].clone(), store.scalars[SKIPPED].clone()
-        return Diagnostics(tuple(groups), shared.timetable, clock, skipped, squared)
+        return diagnose(self._store, self._store.step_options(self._variables))
 
     def __repr__(self) -> str:
-        first = self.param_groups[0]
-        step = int(self._store.scalars[CLOCK])
-        phase, t = self._store.timetable().place(step)
-        common = ", ".join(f"{name}={first[name]!r}" for name in options.COMMON)
-        lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {common}"]
-        for index, group in enumerate(self.param_groups):
-            weights = sum(p.numel() for p in group["params"])
-            own = ", ".join(f"{name}={group[name]!r}" for name in options.OWN)
-            lines.append(
-                f"  group {index}: {len(group['params'])} tensors, {weights:,} weights, {own}"
-            )
-        return "\n".join(lines) + "\n)"
-
-
-def _make_lr_capturable(group: dict[str, Any]) -> None:
-    """Move the learning rate to the device: a captured graph reads it there."""
-    if group["capturable"] and group["params"]:
-        group["lr"] = torch.as_tensor(
-            group["lr"], dtype=torch.float64, device=group["params"][0].device
-        )
+        self._store.bind(self.param_groups, self.state)
+        return describe(self._store)

@@ -167,6 +167,14 @@ def _to_plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
+def make_lr_capturable(group: dict[str, Any]) -> None:
+    """Move the learning rate to the device: a captured graph reads it there."""
+    if group["capturable"] and group["params"]:
+        group["lr"] = torch.as_tensor(
+            group["lr"], dtype=torch.float64, device=group["params"][0].device
+        )
+
+
 # ------------------------------------------------------------------ checks
 
 
@@ -312,4 +320,16 @@ def _check_flags(group: Mapping[str, Any]) -> None:
         raise ValueError(
             "foreach=True and differentiable=True exclude each other: only the single-tensor form "
             "is differentiable"
+        )
+
+
+def refuse_backward(optimizer: object, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise for an optimizer that torch steps inside backward, one parameter at a time."""
+    first: Any = next((p for group in groups for p in group["params"]), None)
+    if optimizer in getattr(first, "_in_backward_optimizers", ()):
+        raise RuntimeError(
+            "Neumann cannot step one parameter at a time inside backward: r is the distance of "
+            "all parameters from their average, and they share one clock, so a step needs "
+            "every gradient. Build one Neumann for all parameters and call its step() after "
+            "backward() instead of _apply_optimizer_in_backward"
         )

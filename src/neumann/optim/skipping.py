@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from neumann.optim.precision import as_real
+from neumann.optim.tensors import Tensors
 
 
-def find_nonfinite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+def find_nonfinite(groups: Sequence[Tensors], device: torch.device) -> Tensor:
     """1 on `device` if any element of any gradient is inf or NaN, else 0; an int64 scalar."""
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        if gradient.numel():
+    for gradient in (g for group in groups for g in group.gradients):
+        if gradient is not None and gradient.numel():
             real = as_real(gradient)
             buckets.setdefault((real.device, real.dtype), []).append(real)
     flag = torch.zeros((), dtype=torch.int64, device=device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neumann.optim.distance import scalar_dtype
 from neumann.optim.dtensor import local_gradient, local_part
-from neumann.optim.options import check_preconditioner, has_forces
+from neumann.optim.options import StepOptions, check_preconditioner, has_forces
 from neumann.optim.phases import Timetable, momentum_at
 from neumann.optim.preconditioners.memory import create_memory, load_memory
 from neumann.optim.tensors import Tensors
@@ -63,11 +63,6 @@ class StateStore:
     def name_of(self, weights: Tensor) -> str:
         """What to call the parameter with these local weights."""
         return next(name for p, name in self.names().items() if local_part(p) is weights)
-
-    def timetable(self) -> Timetable:
-        """When the phases come."""
-        first = self.groups[0]
-        return Timetable(first["warmup_steps"], first["reset_steps"], first["reset_growth"])
 
     # ------------------------------------------------------------------ creating
 
@@ -162,19 +157,19 @@ class StateStore:
 
     # ------------------------------------------------------------------ a step
 
-    def gather(
-        self,
-        index: int,
-        *,
-        sharded: bool,
-        on_new_parameters: Callable[[], None],
-    ) -> Tensors:
-        """A group's tensors: of every parameter that has state, and of those that get it now.
+    def gather(self, *, sharded: bool, on_new_parameters: Callable[[], None]) -> list[Tensors]:
+        """The tensors of each group: of parameters that have state, and of those that get it now.
 
         Creates missing state, and starts the averages if forces were switched on. Frozen parameters
-        that never had a gradient are left out. Works on whole lists: a Python loop over thousands
-        of parameters would dominate the step.
+        that never had a gradient are left out.
         """
+        indices = range(len(self.groups))
+        return [self._gather_group(index, sharded, on_new_parameters) for index in indices]
+
+    def _gather_group(
+        self, index: int, sharded: bool, on_new_parameters: Callable[[], None]
+    ) -> Tensors:
+        # Whole lists: a Python loop over thousands of parameters would dominate the step.
         group = self.groups[index]
         parameters = group["params"]
         states: list[Any] = list(map(self.state.get, parameters))
@@ -239,9 +234,32 @@ class StateStore:
                     load_memory(state, p, group)
                 self.made_for[index] = chosen
 
+    # ------------------------------------------------------------------ options of a step
+
+    def timetable(self) -> Timetable:
+        """When the phases come."""
+        first = self.groups[0]
+        return Timetable(first["warmup_steps"], first["reset_steps"], first["reset_growth"])
+
+    def step_options(self, variables: int | None) -> StepOptions:
+        """What a step needs of the options.
+
+        `variables` is the "num variables" of the paper over all processes, None if they have not
+        communicated. An option that is a number wins.
+        """
+        first = self.groups[0]
+        if variables is None or not isinstance(first["variables"], str):
+            variables = self.count_variables()
+        repulsive = first["repulsive"] * variables if first["repulsive"] else 0.0
+        return StepOptions(
+            self.timetable(), first["cubic"], repulsive, first["average"], first["bounded"]
+        )
+
     def count_variables(self) -> int:
         """The "num variables" of the paper, over the parameters of this process."""
         variables = self.groups[0]["variables"]
+        if not isinstance(variables, str):
+            return int(variables)
         counted = [p for group in self.groups for p in group["params"] if p.requires_grad]
         return len(counted) if variables == "tensors" else sum(p.numel() for p in counted)
 

@@ -40,7 +40,7 @@ def test_memory_is_float32_and_directions_have_the_dtype_of_the_gradient():
     model = network(dtype=torch.bfloat16)
     _, optimizer = trained(2, model=model, precondition="spectral")
     assert all(state["preconditioner_past"].dtype is torch.float32 for _, state in each(optimizer))
-    group = optimizer._store.gather(0, sharded=False, on_new_parameters=pytest.fail)
+    (group,) = optimizer._store.gather(sharded=False, on_new_parameters=pytest.fail)
     found = apply.precondition_group(group, None, None).gradients
     assert {direction.dtype for direction in found} == {torch.bfloat16}
 

@@ -1,4 +1,4 @@
-"""Where the preconditioner acts in a step: after weight decay, before the update.
+"""Applies P to the gradients of a step: after weight decay, before the update.
 
 The gradients of a group with a P are unscaled, negated for `maximize`, given L2 weight decay at the
 displaced weights, widened, and passed through P. None of this is left for the update to do.
@@ -27,6 +27,15 @@ from neumann.optim.preconditioners.memory import (
 )
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.tensors import Tensors
+
+
+def precondition(
+    groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
+) -> tuple[list[Tensors], Tensor | None]:
+    """The groups with directions in place of gradients, and the scale left for the update."""
+    if all(group.options["precondition"] is None for group in groups):
+        return groups, grad_scale
+    return [precondition_group(group, grad_scale, skip) for group in groups], None
 
 
 def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor | None) -> Tensors:

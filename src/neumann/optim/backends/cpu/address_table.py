@@ -100,11 +100,8 @@ class Table:
             self._owners,
             self._starts,
             self._squares,
-            w,
-            g,
-            m if iterates else None,
-            offset,
-            *terms,
+            (w, g, m if iterates else None, offset),
+            terms,
             None if seed is None or not narrow else np.uint64(seed % 2**64),
         )
         _run_on_threads(arguments, int(self._sizes.sum()))
@@ -139,7 +136,8 @@ def _compile(arguments: tuple[Any, ...]) -> None:
     Two processes that write numba's cache at once can give two specializations the same file, and
     a third that loads it would run code for other dtypes.
     """
-    form = tuple(None if a is None else a.dtype for a in arguments)
+    *_, samples, terms, seed = arguments
+    form = tuple(None if a is None else a.dtype for a in (*samples, *terms, seed))
     if form in _compiled:
         return
     user = getattr(os, "getuid", int)()  # Windows has no user ids

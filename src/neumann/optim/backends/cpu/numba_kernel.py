@@ -267,23 +267,9 @@ def _or_zero(number: Any) -> Any:
 
 
 @compiled(fastmath=_CONTRACT)
-def _update(
-    w: Any,
-    g: Any,
-    m: Any,
-    offset: Any,
-    scale: Any,
-    weight_decay: Any,
-    force: Any,
-    keep: Any,
-    gain: Any,
-    carry: Any,
-    push: Any,
-    shrink: Any,
-    follow: Any,
-    key: Any,
-) -> None:
-    """Update a block; gain, push and shrink come with their minus sign."""
+def _update(w: Any, g: Any, m: Any, offset: Any, terms: Any, key: Any) -> None:
+    """Update a block."""
+    scale, weight_decay, force, keep, gain, carry, push, shrink, follow = terms
     for i in range(w.size):
         w_old, offset_old = _read(w, i), _read(offset, i)
         d = _add_product(
@@ -321,19 +307,8 @@ def run(
     owners: Any,
     starts: Any,
     squares: Any,
-    w_sample: Any,
-    g_sample: Any,
-    m_sample: Any,
-    offset_sample: Any,
-    scale: Any,
-    weight_decay: Any,
-    force: Any,
-    keep: Any,
-    gain: Any,
-    carry: Any,
-    push: Any,
-    shrink: Any,
-    follow: Any,
+    samples: Any,
+    terms: Any,
     seed: Any,
 ) -> None:
     """Update chunks of blocks until the counter, which all threads share, has passed them all.
@@ -346,9 +321,12 @@ def run(
         owners: the tensor of each block.
         starts: the first element of each block.
         squares: receives the sum of the new δ² of each block.
-        w_sample, g_sample, m_sample, offset_sample: empty arrays of the dtypes; m's is None if m is
-            left alone, δ's if it is not kept.
+        samples: empty arrays of the dtypes of w, g, m and δ; m's is None if m is left alone, δ's if
+            it is not kept.
+        terms: the coefficients, in the order of `_update`; gain, push and shrink with a minus sign.
+        seed: of stochastic rounding, or None.
     """
+    w_sample, g_sample, m_sample, offset_sample = samples
     while True:
         first = _take_number(counter) * CHUNK
         if first >= owners.size:
@@ -362,15 +340,7 @@ def run(
                 _elements(addresses[1, tensor], start, size, g_sample),
                 _elements(addresses[2, tensor], start, size, m_sample),
                 offset,
-                scale,
-                weight_decay,
-                force,
-                keep,
-                gain,
-                carry,
-                push,
-                shrink,
-                follow,
+                terms,
                 _block_key(seed, positions[tensor] + start),
             )
             squares[block] = _distance(offset)
