@@ -95,22 +95,11 @@ class Diagnostics:
 
     def as_dict(self) -> dict[str, Any]:
         """All values as plain numbers and strings, ready for JSON."""
+        names = ("step", "skipped", "phase", "t", "distance", "steps_to_reset")
+        of_group = ("lr", "momentum", "cubic_force", "repulsive_force")
         return {
-            "step": self.step,
-            "skipped": self.skipped,
-            "phase": self.phase,
-            "t": self.t,
-            "distance": self.distance,
-            "steps_to_reset": self.steps_to_reset,
-            "groups": [
-                {
-                    "lr": group.lr,
-                    "momentum": group.momentum,
-                    "cubic_force": group.cubic_force,
-                    "repulsive_force": group.repulsive_force,
-                }
-                for group in self.groups
-            ],
+            **{name: getattr(self, name) for name in names},
+            "groups": [{name: getattr(group, name) for name in of_group} for group in self.groups],
         }
 
 

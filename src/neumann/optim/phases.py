@@ -22,7 +22,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,13 +64,6 @@ class Place(NamedTuple):
     t: int
 
 
-class TensorPlace(NamedTuple):
-    """The place of a traced step."""
-
-    phase: TensorPhase
-    t: Tensor
-
-
 class Coefficients(NamedTuple):
     """The coefficients of the update, in one step. A coefficient of zero drops its term."""
 
@@ -97,21 +90,17 @@ class Timetable:
     reset_steps: int
     reset_growth: float
 
-    @overload
-    def place(self, step: int) -> Place: ...
-
-    @overload
-    def place(self, step: Tensor) -> TensorPlace: ...
-
-    def place(self, step: int | Tensor) -> Place | TensorPlace:
+    def place(self, step: int) -> Place:
         """The place of the step-th call of step(), counted from 1 (0: before the first call)."""
-        if isinstance(step, Tensor):
-            t = (step - self.warmup_steps).clamp(min=0)
-            return TensorPlace(TensorPhase(t == 0, self.is_reset(t)), t)
         now = max(step - self.warmup_steps, 0)
         if now == 0:
             return Place(Phase.WARMUP, 0)
         return Place(Phase.RESET if self.is_reset(now) else Phase.ITERATE, now)
+
+    def place_traced(self, step: Tensor) -> tuple[TensorPhase, Tensor]:
+        """The same for a traced step, whose clock is a tensor."""
+        t = (step - self.warmup_steps).clamp(min=0)
+        return TensorPhase(t == 0, self.is_reset(t)), t
 
     def is_reset(self, t: Any) -> Any:
         """Whether t is in the table of resets, or a whole number of intervals after its end."""

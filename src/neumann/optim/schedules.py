@@ -80,16 +80,16 @@ def lr_factor(
     share = _share(after, total_steps - ramp_steps)
     match schedule:
         case "linear":
-            return _linear(share)
+            return 1.0 - share
         case "cosine":
             return _cosine(share)
         case "step":
-            return _drops(STEP_FACTOR, after // (STEP_EPOCHS * steps_per_epoch))
+            return float(STEP_FACTOR ** (after // (STEP_EPOCHS * steps_per_epoch)))
         case "rescaled":
             # share · 7/2, written so that it rounds as in earlier runs
-            return _drops(STEP_FACTOR, math.floor(share * 140 / 40))
+            return float(STEP_FACTOR ** math.floor(share * 140 / 40))
         case "inverse":
-            return _inverse(after, steps_per_epoch)
+            return 1 / (1 + after / steps_per_epoch)
     return 1.0
 
 
@@ -102,20 +102,8 @@ def _share(after: int, length: int) -> float:
     return min(after / max(length, 1), 1.0)
 
 
-def _linear(share: float) -> float:
-    return 1.0 - share
-
-
 def _cosine(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
-
-
-def _drops(factor: float, count: int) -> float:
-    return float(factor**count)
-
-
-def _inverse(after: int, half_steps: float) -> float:
-    return 1 / (1 + after / half_steps)
 
 
 class _RampedSchedule(LRScheduler):
@@ -220,7 +208,7 @@ class LinearDecay(_FallingToZero):
     """
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _linear(self.share_after_ramp(steps))
+        return 1.0 - self.share_after_ramp(steps)
 
 
 class CosineDecay(_FallingToZero):
@@ -261,7 +249,7 @@ class StepDecay(_RampedSchedule):
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _drops(self.factor, steps // self.period)
+        return float(self.factor ** (steps // self.period))
 
 
 class InverseTime(_RampedSchedule):
@@ -287,7 +275,7 @@ class InverseTime(_RampedSchedule):
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _inverse(steps, self.decay_steps)
+        return 1 / (1 + steps / self.decay_steps)
 
 
 def _warn_if_all_warmup(optimizer: Optimizer, total_steps: int) -> None:

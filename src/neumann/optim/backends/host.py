@@ -32,7 +32,6 @@ class HostBackend(ABC):
 
     @classmethod
     def unavailable(cls, sums: int) -> str | None:
-        """See `Backend.unavailable`."""
         return None
 
     @abstractmethod
@@ -69,7 +68,6 @@ class HostBackend(ABC):
             self._add_up(groups, squares, scalars.sums)
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
-        """See `Backend.measure`."""
         squares = [0.0] * len(groups)
         if self.sums_squares:
             for index, group in enumerate(groups):

@@ -57,7 +57,6 @@ class ListBackend(HostBackend):
     name = "lists"
 
     def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
-        """See `HostBackend.update`."""
         apply_update(tensors, coefficients, update_lists, seed)
         return 0.0
 

@@ -13,6 +13,5 @@ class ReferenceBackend(HostBackend):
     name = "reference"
 
     def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
-        """See `HostBackend.update`."""
         apply_update(tensors, coefficients, update_single, seed)
         return 0.0

@@ -35,7 +35,7 @@ def step_traced(groups: Sequence[Tensors], options: StepOptions, scalars: Scalar
     if scalars.found_inf is not None:
         skip = scalars.found_inf.reshape(()).to(device) != 0
     now = clock.to(device) + 1
-    phase, t = options.timetable.place(now)
+    phase, t = options.timetable.place_traced(now)
     coefficients = _compute_coefficients(
         groups, options, phase, t, take_root(squared), scalars.grad_scale
     )
@@ -44,7 +44,7 @@ def step_traced(groups: Sequence[Tensors], options: StepOptions, scalars: Scalar
         coefficients = Coefficients(*[torch.where(skip, idle, c) for idle, c in pairs])
         phase = TensorPhase(phase.warming, phase.resetting & ~skip)
     # With a clock on the host and weights elsewhere μ is computed twice, so that nothing waits.
-    momenta = _compute_momenta(groups, options.timetable.place(clock + 1).t)
+    momenta = _compute_momenta(groups, options.timetable.place_traced(clock + 1)[1])
     for group, momentum in zip(groups, momenta.unbind(), strict=True):
         if skip is not None:
             momentum = torch.where(skip.to(momentum.device), group.momentum, momentum)

@@ -26,7 +26,6 @@ class Diagonal:
         require_positive("scale", self.scale)
 
     def elementwise(self, parameter: Tensor) -> bool:
-        """Always true."""
         return True
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -38,7 +37,6 @@ class Diagonal:
         }
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        """See `Preconditioner.apply`."""
         g = list(gradients)
         moments = [state["second_moment"] for state in states]
         seen = [state["seen"] for state in states]

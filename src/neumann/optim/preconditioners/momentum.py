@@ -24,7 +24,6 @@ class Momentum:
         require_decay(self.decay)
 
     def elementwise(self, parameter: Tensor) -> bool:
-        """Always true."""
         return True
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -33,7 +32,6 @@ class Momentum:
         return {"past": torch.zeros_like(parameter, dtype=wide, requires_grad=False)}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        """See `Preconditioner.apply`."""
         g, past = list(gradients), [state["past"] for state in states]
         torch._foreach_mul_(past, self.decay)
         torch._foreach_add_(past, g)

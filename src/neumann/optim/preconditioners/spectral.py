@@ -50,7 +50,6 @@ class Spectral:
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        """See `Preconditioner.apply`."""
         matrices: dict[int, Tensor] = {}
         rest: dict[int, dict[str, Tensor]] = {}
         for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):

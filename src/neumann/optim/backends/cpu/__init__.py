@@ -31,6 +31,5 @@ class NumbaBackend(HostBackend):
         return numba_pass.unavailable()
 
     def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
-        """See `HostBackend.update`."""
         own = self._passes.setdefault(index, numba_pass.Pass())
         return own.run(tensors, coefficients, rounding="stochastic", seed=seed)

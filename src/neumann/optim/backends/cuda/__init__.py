@@ -50,7 +50,6 @@ class TritonBackend:
         )
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
-        """See `Backend.measure`."""
         self.stepper.measure(groups, sums)
 
     def finish_distance(self, distance_squared: Tensor) -> None:
