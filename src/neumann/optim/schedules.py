@@ -37,14 +37,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from neumann.validation import require_integer, require_positive
 
-__all__ = [
-    "CosineDecay",
-    "InverseTime",
-    "LinearDecay",
-    "LinearScaling",
-    "StepDecay",
-    "lr_factor",
-]
+__all__ = ["CosineDecay", "InverseTime", "LinearDecay", "LinearScaling", "StepDecay", "lr_factor"]
 
 RampStart = Literal["base", "zero"]
 ScheduleName = Literal["constant", "linear", "cosine", "step", "rescaled", "inverse"]

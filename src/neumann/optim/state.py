@@ -203,14 +203,7 @@ class StateStore:
             )
         options: Any = group
         return Tensors(
-            weights,
-            gradients,
-            iterates,
-            offsets,
-            parameters,
-            states,
-            options,
-            self.momenta[index],
+            weights, gradients, iterates, offsets, parameters, states, options, self.momenta[index]
         )
 
     def drop_averages(self, gathered: list[Tensors]) -> bool:

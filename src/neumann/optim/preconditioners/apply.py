@@ -19,12 +19,7 @@ from torch import Tensor
 
 from neumann.optim.dtensor import distribute_like, is_dtensor, local_part
 from neumann.optim.precision import as_real, wide_dtype
-from neumann.optim.preconditioners.memory import (
-    PREFIX,
-    create_memory,
-    preconditioner_of,
-    stages_of,
-)
+from neumann.optim.preconditioners.memory import PREFIX, create_memory, preconditioner_of, stages_of
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.tensors import Tensors
 
