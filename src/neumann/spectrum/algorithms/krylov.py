@@ -10,9 +10,14 @@ direction. T then has a 0 where the matrix's β is only known to be at most `hid
 one along vⱼ₋₁ would be βⱼ₋₁. The difference is the asymmetry of the products: rounding, TF32,
 atomics, dropout that was not fixed. In float32 networks λ was off by up to 1.7 times its norm over
 all steps. The noise is four times that norm plus a few units of rounding.
+
+A few steps show only a few of these differences, and by chance all of them may be small.
+`few_steps_factor` says how many times their norm the error of T is then at most. It is above four
+for up to about six steps.
 """
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -117,6 +122,36 @@ class Krylov:
         """Return ‖error of T‖: the measured asymmetry and some rounding."""
         return NOISE_PER_ASYMMETRY * math.sqrt(sum(self.asymmetry)) + self.rounding(scale)
 
+    def few_steps_noise(self, risk: float) -> float:
+        """Return ‖error of T‖ where chance may have hidden the asymmetry, except with the risk."""
+        return few_steps_factor(self.steps, risk) * math.sqrt(sum(self.asymmetry))
+
     def rounding(self, scale: float) -> float:
         """Return the least possible noise."""
         return ROUNDING_UNITS * self._eps * scale
+
+
+@lru_cache
+def few_steps_factor(steps: int, risk: float) -> float:
+    """Return how many times the norm of the asymmetry ‖error of T‖ is at most, except with the risk.
+
+    Let fᵢⱼ be the component along vᵢ of the error of product j. T takes f from its lower triangle
+    and the diagonal; the asymmetry shows fᵢⱼ − fⱼᵢ. Take the f as independent and normal.
+
+    - All products equally noisy: fᵢⱼ + fⱼᵢ and the diagonal, M = k(k+1)/2 numbers, are independent
+      of the m = k(k−1)/2 differences. ‖error‖ ≤ (ratio + 1)/√2 times the norm of the differences.
+    - One product noisy: its k − 1 components along the other vectors are seen, the one along its
+      own is not. ‖error‖ ≤ ratio + 1 times that norm, with M = 1 and m = k − 1.
+
+    `ratio` bounds √(χ²_M/χ²_m), because P(χ²_m < x) ≤ (x/2)^{m/2}/Γ(m/2 + 1).
+    """
+    if steps < 2:
+        return 0.0  # nothing to compare
+
+    def ratio(unseen: int, seen: int) -> float:
+        log = math.lgamma((unseen + seen) / 2) - math.lgamma(unseen / 2) - math.lgamma(seen / 2 + 1)
+        return math.exp((log - math.log(risk)) / seen)
+
+    pairs = steps * (steps - 1) // 2
+    alike = (ratio(pairs + steps, pairs) + 1) / math.sqrt(2)
+    return max(alike, ratio(1, steps - 1) + 1)

@@ -149,22 +149,23 @@ def lanczos(
             run.advance(min(1 + run.steps // 32, max_products - run.products))
             run.fetch()
             values, eigenvectors = bounds.ritz_values(run.diagonal, run.off_diagonal)
-            noise = run.noise(float(values.abs().max())) + product_error
+            noise, few_steps = _measure_noise(run, values, product_error, risk)
             if observe is not None:
                 observe(run.steps, float(values[0]), float(values[-1]))
             done = run.steps == operator.size or run.products >= max_products
             if tolerance > 0 and not done:
-                errors = _end_errors(run, values, eigenvectors, risk)
+                errors = _end_errors(run, values, eigenvectors, risk / 2 if few_steps else risk)
                 limits = _allowed_errors(values, tolerance, relative_to)[[0, -1]].tolist()
                 # What the noise leaves of the tolerance. If it leaves nothing, more steps do not
-                # help, and an eighth of the tolerance ends the run.
-                room = [max(error - noise, error / 8) for error in limits]
+                # help, and an eighth of the tolerance ends the run. They do help after few steps.
+                least = 0.0 if few_steps else 1 / 8
+                room = [max(error - noise, error * least) for error in limits]
                 done = all(errors[end] <= room[end] for end in required)
             if run.broken and not done:
                 done = not (restart and run.restart())
             if done:
                 break
-        return _summarize(run, noise, tolerance, relative_to, risk, vectors)
+        return _summarize(run, product_error, tolerance, relative_to, risk, vectors)
 
 
 def extremes(operator: Operator, *, ends: Ends = "both", **options: Any) -> Extremes:
@@ -182,6 +183,15 @@ def extremes(operator: Operator, *, ends: Ends = "both", **options: Any) -> Extr
     return Extremes(
         run.smallest, run.largest, run.steps, run.products, run.noise, run.risk, run.about, ends
     )
+
+
+def _measure_noise(
+    run: Krylov, values: Tensor, product_error: float, risk: float
+) -> tuple[float, bool]:
+    """Return the noise, and whether it takes half of the risk because few steps show little."""
+    plain = run.noise(float(values.abs().max()))
+    few_steps = run.few_steps_noise(risk / 2)
+    return max(plain, few_steps) + product_error, few_steps > plain
 
 
 def _end_errors(
@@ -222,15 +232,22 @@ def _allowed_errors(values: Tensor, tolerance: float, relative_to: Scale) -> Ten
 
 
 def _summarize(
-    run: Krylov, noise: float, tolerance: float, relative_to: Scale, risk: float, vectors: int
+    run: Krylov,
+    product_error: float,
+    tolerance: float,
+    relative_to: Scale,
+    risk: float,
+    vectors: int,
 ) -> Lanczos:
     values, eigenvectors = bounds.ritz_values(run.diagonal, run.off_diagonal)
+    noise, few_steps = _measure_noise(run, values, product_error, risk)
     residuals = run.off_diagonal[-1] * eigenvectors[-1].abs()
     allowed = _allowed_errors(values, tolerance, relative_to)
-    errors = _end_errors(run, values, eigenvectors, risk)
+    errors = _end_errors(run, values, eigenvectors, risk / 2 if few_steps else risk)
     # Once the whole space is searched there is nothing left to find, if the products are exact.
     scale = float(values.abs().max())
-    complete = run.steps == run.operator.size and noise <= EXACT * run.rounding(scale)
+    exact = run.noise(scale) + product_error <= EXACT * run.rounding(scale)
+    complete = run.steps == run.operator.size and exact
 
     def extreme(end: int) -> Extreme:
         error, room = errors[end] + noise, float(allowed[-end])
