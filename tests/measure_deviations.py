@@ -14,7 +14,7 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.step.same_bits import use_interpreter
 from tests.optim.test_oracle import RUNS
 from tests.support.oracle_runs import IMPLEMENTATIONS, Run, deviation, finished, finished_oracle
@@ -50,8 +50,7 @@ def main() -> None:
         for row in rows
     ]
     print(format_table(["implementation", "runs", "float64", "float32"], "lrrr", cells))
-    environment = describe_environment("cpu", arguments.commit)
-    write_result(arguments.output, {**environment, "rows": rows})
+    write_measurements(arguments, "cpu", rows=rows)
 
 
 if __name__ == "__main__":

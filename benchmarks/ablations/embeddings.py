@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.markdown import format_cell, format_difference, format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.search import find_bracketed_best
 from neumann import Neumann
 from neumann.lab.studies.statistics import mean_interval, paired_difference
@@ -143,7 +143,7 @@ def main() -> None:
         losses = [train(text, diagonal, lr, seed) for seed in range(1, 1 + arguments.seeds)]
         rows.append({"choice": name, "lr": lr, "tried": tried, "losses": losses})
     print(f"\n{format_rows(rows)}")
-    write_result(arguments.output, {**describe_environment("cpu", arguments.commit), "rows": rows})
+    write_measurements(arguments, "cpu", rows=rows)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 import argparse
 import datetime
-import importlib
 import json
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-
-PACKAGES = ("triton", "numba", "schedulefree")  # recorded beside python and torch
 
 
 def create_parser(
@@ -35,22 +31,20 @@ def create_parser(
 
 def describe_environment(device: torch.device | str, commit: str | None = None) -> dict[str, Any]:
     """Command, commit, date, hardware and versions: what every published number needs beside it."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.import_module(name).__version__
-        except (ImportError, AttributeError):
-            continue
+    # Here, because an older version of the library, which a script may measure, has it elsewhere.
+    from neumann.lab.storage import environment
+
+    about = environment.describe_environment()
     spec = sys.modules["__main__"].__spec__
     program = [sys.argv[0]] if spec is None else ["-m", spec.name]
     on_gpu = torch.device(device).type == "cuda"
     return {
         "command": " ".join(["python", *program, *sys.argv[1:]]),
-        "commit": commit or _current_commit(),
+        "commit": commit or (about["git"] or {}).get("commit", ""),
         "date": datetime.date.today().isoformat(),
         "hardware": torch.cuda.get_device_name() if on_gpu else platform.machine(),
         "threads": torch.get_num_threads(),
-        "versions": versions,
+        "versions": about["versions"],
     }
 
 
@@ -67,9 +61,9 @@ def write_result(path: Path | None, content: dict[str, Any]) -> None:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _current_commit() -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        return ""
+def write_measurements(
+    arguments: argparse.Namespace, device: torch.device | str, **content: Any
+) -> None:
+    """Write the numbers of a script, and the environment in which they were measured."""
+    environment = describe_environment(device, arguments.commit)
+    write_result(arguments.output, {"environment": environment, **content})

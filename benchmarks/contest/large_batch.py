@@ -26,8 +26,6 @@ service lets them run at the same time.
 
 import json
 
-import torch
-
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.contest.entrants import ENTRANTS, RESULTS, Setting
 from benchmarks.contest.markdown_tables import format_summaries, format_tested
@@ -46,11 +44,8 @@ def main() -> None:
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds for each winner")
     parser.add_argument("--first-seed", type=int, default=0, help="to test, or to compare from")
-    parser.add_argument("--once", action="store_true", help="choose by the first search alone")
-    parser.add_argument("--autotune", action="store_true", help="let cuDNN time its algorithms")
     arguments = parser.parse_args()
-    torch.backends.cudnn.benchmark = arguments.autotune
-    ledger, runner = open_runner(arguments, Trainer, autotune=arguments.autotune)
+    ledger, runner = open_runner(arguments, Trainer)
     if arguments.stage == "tested":
         print(format_tested(ledger))
         return
@@ -61,7 +56,6 @@ def main() -> None:
         first_seed=arguments.first_seed,
         setting=Setting(*arguments.setting) if arguments.setting else None,
         epochs=arguments.epochs,
-        once=arguments.once,
     )
     contest = Contest(ledger, runner, options)
     if arguments.stage != "table":

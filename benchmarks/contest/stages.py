@@ -32,7 +32,6 @@ class ContestOptions:
     first_seed: int = 0
     setting: Setting | None = None  # for final runs, instead of the chosen one
     epochs: int | None = None  # of all runs, for a trial
-    once: bool = False  # choose by the first search alone
 
 
 class Contest:
@@ -89,7 +88,7 @@ class Contest:
         """The outcome of the searches at a batch size."""
         options = self._options
         short = options.epochs or count_search_epochs(batch)
-        once = options.once or options.epochs or batch < LARGE_BATCH
+        once = options.epochs or batch < LARGE_BATCH
         full = short if once else count_full_epochs(batch)
         return Tuning(self._ledger.score, batch, short, full)
 

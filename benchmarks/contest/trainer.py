@@ -10,7 +10,6 @@ import math
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.ledger import Run, Runner
 from benchmarks.common.script import create_parser, describe_origin
@@ -43,10 +42,10 @@ def create_training_parser(
 
 
 def open_runner(
-    arguments: Namespace, trainer: type["Trainer"], **origin: Any
+    arguments: Namespace, trainer: type["Trainer"]
 ) -> tuple[ContestLedger, Runner[RunKey]]:
     """The ledger that the flags name, and what trains further runs into it."""
-    ledger = ContestLedger(arguments.results, {**describe_origin(arguments.commit), **origin})
+    ledger = ContestLedger(arguments.results, describe_origin(arguments.commit))
     train = trainer(arguments.data, arguments.data_dir).train
     return ledger, Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
 

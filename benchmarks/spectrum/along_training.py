@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
+from benchmarks.spectrum.short_training import PROBE_EPOCH, train_with_pauses
 from neumann.lab.data import Plan, load
 from neumann.lab.models import build
 from neumann.spectrum import Hessian, extremes
@@ -29,36 +30,24 @@ BATCH = 128
 PAPER_STEPS = 10
 TOLERANCE = 0.02  # of the converged runs, relative to each end
 MAX_PRODUCTS = 300
-PROBE_EPOCH = 10**6  # its batches are never trained on: other augmentation, another order
 
 
 def train_and_measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    device = torch.device(arguments.device)
-    data = load(arguments.data, data_dir=arguments.data_dir, device=device)
+    data = load(arguments.data, data_dir=arguments.data_dir, device=torch.device(arguments.device))
     torch.manual_seed(0)
-    model = build(arguments.model, data).to(device)
+    model = build(arguments.model, data).to(arguments.device)
     sgd = torch.optim.SGD(model.parameters(), lr=arguments.lr, weight_decay=5e-4)
     steps_per_epoch = Plan(BATCH).count_batches(len(data.train))
     total = arguments.epochs * steps_per_epoch
     due = {round(k * total / (arguments.points - 1)) for k in range(arguments.points)}
     batches = data.train.batches(Plan(BATCH, epoch=PROBE_EPOCH))
     probes = [pieces[0] for pieces in islice(batches, arguments.batches)]
-    points = []
-    step = 0
-    for epoch in range(arguments.epochs):
-        for ((inputs, labels),) in data.train.batches(Plan(BATCH, epoch=epoch)):
-            if step in due:
-                points.append(measure(model, probes, step, step / steps_per_epoch))
-            for group in sgd.param_groups:
-                group["lr"] = arguments.lr * (1 - step / total)
-            sgd.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = cross_entropy(model(inputs), labels)
-            loss.backward()
-            sgd.step()
-            step += 1
-    points.append(measure(model, probes, step, step / steps_per_epoch))
-    return points
+
+    def choose_lr(step: int) -> float:
+        return float(arguments.lr * (1 - step / total))
+
+    steps = train_with_pauses(model, sgd, data, BATCH, arguments.epochs, choose_lr)
+    return [measure(model, probes, step, step / steps_per_epoch) for step in steps if step in due]
 
 
 def measure(
@@ -162,15 +151,15 @@ def main() -> None:
     sentences = summarize(points)
     print("\n".join(sentences))
     paths = ("data_dir", "output", "plot", "commit")
-    content = {
-        "environment": describe_environment(arguments.device, arguments.commit),
-        "settings": {k: str(v) for k, v in vars(arguments).items() if k not in paths},
-        "few": PAPER_STEPS,
-        "share": TOLERANCE,
-        "points": points,
-        "verdict": sentences,
-    }
-    write_result(arguments.output, content)
+    write_measurements(
+        arguments,
+        arguments.device,
+        settings={k: str(v) for k, v in vars(arguments).items() if k not in paths},
+        few=PAPER_STEPS,
+        share=TOLERANCE,
+        points=points,
+        verdict=sentences,
+    )
 
 
 if __name__ == "__main__":

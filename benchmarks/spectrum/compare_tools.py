@@ -29,9 +29,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.markdown import format_cell, format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock
-from benchmarks.spectrum.hessian_tools import TOLERANCE, TOOLS, Batch, train_on_batch
+from benchmarks.spectrum.hessian_tools import TOLERANCE, TOOLS
+from benchmarks.spectrum.short_training import Batch, train_on_batch
 from neumann.lab.models.image_models import cnn, resnet18
 from neumann.spectrum import Hessian, extremes
 
@@ -186,13 +187,10 @@ def main() -> None:
     for name in arguments.tools:
         rows.append(run_tool(name, model, batch, ends, arguments.repeats, arguments.seed))
         print(rows[-1], flush=True)
-        result = {  # written after each tool, in case the next one never ends
-            "environment": describe_environment(arguments.device, arguments.commit),
-            "settings": {k: str(v) for k, v in vars(arguments).items()},
-            "reference": truth,
-            "rows": rows,
-        }
-        write_result(arguments.output, result)
+        # After each tool, in case the next one never ends.
+        settings = {key: str(value) for key, value in vars(arguments).items()}
+        written = {"settings": settings, "reference": truth, "rows": rows}
+        write_measurements(arguments, arguments.device, **written)
     print(format_rows(rows))
 
 

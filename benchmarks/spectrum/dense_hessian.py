@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock
-from benchmarks.spectrum.hessian_tools import train_on_batch
+from benchmarks.spectrum.short_training import train_on_batch
 from neumann.lab.data import Plan, load
 from neumann.spectrum import Hessian, extremes
 
@@ -134,8 +134,7 @@ def main() -> None:
         network = build(max(round(width * arguments.scale), 2))
         rows.append(measure(name, network, device, arguments.batch, arguments.steps))
         print(describe(rows[-1]), flush=True)
-    environment = describe_environment(device, arguments.commit)
-    write_result(arguments.output, {"environment": environment, "rows": rows})
+    write_measurements(arguments, device, rows=rows)
 
 
 if __name__ == "__main__":

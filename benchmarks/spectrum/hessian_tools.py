@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.spectrum.short_training import Batch
 from neumann.spectrum import Hessian, extremes
 
 TOLERANCE = 1e-3
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,6 @@ class Counted:
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
         return self.function(*arguments)
-
-
-def train_on_batch(model: nn.Module, batch: Batch, steps: int, lr: float, **options: Any) -> None:
-    """Some steps of SGD, since the spectrum at initialization has no outliers."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, **options)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        torch.autograd.backward(cross_entropy(model(batch[0]), batch[1]))
-        optimizer.step()
-    optimizer.zero_grad()
 
 
 def ours(relative_to: Any = "largest", **options: Any) -> Tool:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
+from benchmarks.spectrum.short_training import PROBE_EPOCH, train_with_pauses
 from neumann import Neumann
 from neumann.lab.data import Plan, load
 from neumann.lab.models import build
@@ -31,7 +32,6 @@ FLOOR = 2e-3  # of ‖G‖: five Newton–Schulz iterations do not bring smaller
 TOLERANCE = 0.02  # of λ_max
 MAX_PRODUCTS = 150
 TUNED_MOMENTUM = 0.6  # --lr and --decay are meant for this μ
-PROBE_EPOCH = 10**6  # its batches are never trained on
 
 
 class PreconditionedHessian(Operator):
@@ -106,10 +106,9 @@ def measure(model: nn.Module, optimizer: Neumann, probe: tuple[Tensor, Tensor]) 
 
 def train_and_measure(arguments: argparse.Namespace, momentum: float) -> list[dict[str, Any]]:
     """Train with one μ and measure on the way."""
-    device = torch.device(arguments.device)
-    data = load(arguments.data, data_dir=arguments.data_dir, device=device)
+    data = load(arguments.data, data_dir=arguments.data_dir, device=torch.device(arguments.device))
     torch.manual_seed(0)
-    model = build(arguments.model, data).to(device)
+    model = build(arguments.model, data).to(arguments.device)
     peak = arguments.lr * (1 - momentum) / (1 - TUNED_MOMENTUM)
     decay = arguments.decay * arguments.lr / peak
     options: dict[str, Any] = {"precondition": "spectral", "weight_decay": decay}
@@ -119,23 +118,17 @@ def train_and_measure(arguments: argparse.Namespace, momentum: float) -> list[di
     due = {round((k + 1) * total / (arguments.points + 1)) for k in range(arguments.points)}
     probe = next(iter(data.train.batches(Plan(arguments.probe, epoch=PROBE_EPOCH))))[0]
     limit = 2 * (1 + momentum) / (1 + 2 * momentum)
+
+    def choose_lr(step: int) -> float:
+        return float(peak * min((step + 1) / ramp, (total - step) / (total - ramp)))
+
     points: list[dict[str, Any]] = []
-    step = 0
-    for epoch in range(arguments.epochs):
-        for ((images, targets),) in data.train.batches(Plan(arguments.batch, epoch=epoch)):
-            lr = peak * min((step + 1) / ramp, (total - step) / (total - ramp))
-            if step in due:
-                point = {"step": step, "lr": lr, "momentum": momentum, "limit": limit}
-                points.append(point | measure(model, optimizer, probe))
-                print(describe(points[-1]), flush=True)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = cross_entropy(model(images), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
+    epochs = arguments.epochs
+    for step in train_with_pauses(model, optimizer, data, arguments.batch, epochs, choose_lr):
+        if step in due:
+            point = {"step": step, "lr": choose_lr(step), "momentum": momentum, "limit": limit}
+            points.append(point | measure(model, optimizer, probe))
+            print(describe(points[-1]), flush=True)
     return points
 
 
@@ -152,18 +145,17 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--model", default="resnet9")
-    parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument("--probe", type=int, default=1024, help="examples in the probe batch")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--points", type=int, default=5, help="how often to measure")
+    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--probe", type=int, default=1024, help="examples in the probe batch")
     parser.add_argument("--lr", type=float, default=0.03, help="for μ = 0.6")
     parser.add_argument("--decay", type=float, default=2.0, help="for μ = 0.6")
     parser.add_argument("--momenta", type=float, nargs="+", default=[0.0, 0.6, 0.9])
     arguments = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     points = [point for m in arguments.momenta for point in train_and_measure(arguments, m)]
-    environment = describe_environment(arguments.device, arguments.commit)
-    write_result(arguments.output, {"environment": environment, "points": points})
+    write_measurements(arguments, arguments.device, points=points)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock, take_turns
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Plan
@@ -140,13 +140,8 @@ def main() -> None:
     print(format_table(["loop", "images/s", "of captured"], "lrr", cells))
     overhead = speed["captured"] / speed["lab"] - 1
     print(f"\nthe lab takes {overhead:+.1%} more time than the captured loop")
-    content = {
-        "environment": describe_environment(config.device, arguments.commit),
-        "config": config.as_dict(),
-        "overhead": overhead,
-        "rows": rows,
-    }
-    write_result(arguments.output, content)
+    written = {"config": config.as_dict(), "overhead": overhead, "rows": rows}
+    write_measurements(arguments, config.device, **written)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock, take_turns
 from neumann import Neumann
 from neumann.lab.models.image_models import resnet9
@@ -96,8 +96,7 @@ def main() -> None:
         for optimizer, ratio in ratios.items():
             rows.append([name, optimizer, f"{1e3 * medians[optimizer]:.2f}", f"{ratio:.3f}"])
     print(format_table(["model", "optimizer", "ms per step", "ratio"], "llrr", rows))
-    environment = describe_environment(device, arguments.commit)
-    write_result(arguments.output, {"environment": environment, "cases": cases})
+    write_measurements(arguments, device, cases=cases)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from neumann import Neumann
 
 SIZE, STEPS = 4096, 2000
@@ -134,8 +134,7 @@ def main() -> None:
     ]
     heads = ["state", *(f"seed {seed}" for seed in range(SEEDS)), "mean ± std"]
     print(format_table(heads, "l" + "r" * (SEEDS + 1), cells))
-    content = {**describe_environment("cpu", arguments.commit), "drift": drift}
-    write_result(arguments.output, {**content, "training": training})
+    write_measurements(arguments, "cpu", drift=drift, training=training)
 
 
 if __name__ == "__main__":

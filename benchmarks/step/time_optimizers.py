@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.markdown import format_cell, format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.step.candidates import all_candidates, select
 from benchmarks.step.shapes import CASES, PUBLISHED
 from benchmarks.step.timed_optimizer import TimedOptimizer
@@ -122,20 +122,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed at each visit, with --before")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    result = {**describe_environment(device, arguments.commit), "rows": []}
+    rows: list[dict[str, Any]] = []  # written after each case, in case of an interruption
     if arguments.before:
-        result["before"] = str(arguments.before)
         given = arguments.before, arguments.seconds, arguments.steps, arguments.only
         for ratios in compare_versions(arguments.cases, device, *given):
-            result["rows"] += ratios
-            write_result(arguments.output, result)
-        print(format_ratios(result["rows"]))
+            rows += ratios
+            write_measurements(arguments, device, before=str(arguments.before), rows=rows)
+        print(format_ratios(rows))
         return
     for case in arguments.cases:
-        rows = measure(case, device, arguments.seconds, arguments.only)
-        print(f"\n{format_rows(rows)}\n", flush=True)
-        result["rows"] += rows
-        write_result(arguments.output, result)  # after each case, in case of an interruption
+        found = measure(case, device, arguments.seconds, arguments.only)
+        print(f"\n{format_rows(found)}\n", flush=True)
+        rows += found
+        write_measurements(arguments, device, rows=rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import create_parser, describe_environment, write_result
+from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import time_on_gpu
 from benchmarks.step.candidates import CLOCK, PlainCopy
 from benchmarks.step.shapes import CASES, make_parameters
@@ -73,8 +73,7 @@ def main() -> None:
     ]
     heads = ["case", "state", "block", "warps", "gpu ms", "× AdamW", "of copy"]
     print(format_table(heads, "llrrrrr", cells))
-    environment = describe_environment(DEVICE, arguments.commit)
-    write_result(arguments.output, {**environment, "rows": rows})
+    write_measurements(arguments, DEVICE, rows=rows)
 
 
 if __name__ == "__main__":
