@@ -4,14 +4,21 @@ Records on disk, finished or not, become runs (`runs`) and a study (`study`); `t
 `curvature_plots` say what to draw, `drawing` draws it, and `page` puts it all into one HTML file.
 """
 
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neumann.lab.errors import UsageError, missing_package
 from neumann.lab.report.curvature_plots import plot_density
 from neumann.lab.report.plot import Plot
 from neumann.lab.report.study import read_study
 from neumann.lab.storage.atomic_files import describe_os_error, write_atomically
+from neumann.lab.storage.folders import refuse_link
 from neumann.lab.storage.reading import read_json_object
+
+if TYPE_CHECKING:
+    from neumann.lab.report.drawing import Picture
 
 __all__ = ["write_density", "write_report"]
 
@@ -27,8 +34,10 @@ def write_report(folder: Path) -> Path:
     """
     folder = Path(folder)
     study = read_study(folder)
+    for name in (PLOTS, REPORT):
+        refuse_link(folder / name)
+    draw = _import_drawing("a report")
     try:
-        from neumann.lab.report.drawing import draw
         from neumann.lab.report.page import render_page
     except ImportError as error:
         raise _missing(error, "a report") from error
@@ -56,16 +65,25 @@ def write_density(record: Path) -> Path:
     content = read_json_object(record)
     if not isinstance(content.get("density"), dict):
         raise UsageError(f"{record} holds no density: neumann spectrum --density measures one")
-    try:
-        from neumann.lab.report.drawing import draw
-    except ImportError as error:
-        raise _missing(error, "a plot") from error
+    draw = _import_drawing("a plot")
     path = record.with_suffix(".png")
     try:
         write_atomically(path, [draw(plot_density(content)).png])
     except OSError as error:
         raise UsageError(f"cannot write {path}: {describe_os_error(error)}") from error
     return path
+
+
+def _import_drawing(wanted_by: str) -> "Callable[[Plot], Picture]":
+    """Import matplotlib, which would first read the settings in a matplotlibrc of the working
+    folder. That folder may be someone else's, and such settings can start programs.
+    """
+    try:
+        with chdir(Path(__file__).parent / "templates"):
+            from neumann.lab.report.drawing import draw
+    except ImportError as error:
+        raise _missing(error, wanted_by) from error
+    return draw
 
 
 def _missing(error: ImportError, wanted_by: str) -> UsageError:

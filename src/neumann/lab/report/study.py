@@ -138,8 +138,8 @@ def _read_sweep(folder: Path, name: str) -> Study:
     final_runs = content.get("seeds", 0) * len(grid if chosen is None else chosen)
     search = Search(chosen, runs, runs, final_runs, final_runs)
     study = Study(name, (), None, {}, (), search)
-    if is_comparison(folder / SEARCH):
-        searched, settings = _read_comparison(folder / SEARCH)
+    if is_comparison(part := study_files.get_part_folder(folder, SEARCH)):
+        searched, settings = _read_comparison(part)
         found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
         sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
         stuck = {
@@ -151,11 +151,11 @@ def _read_sweep(folder: Path, name: str) -> Study:
         runs, missing = searched.seeds * len(searched.rows), searched.missing
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)
-    if is_comparison(folder / FINAL):
-        final, settings = _read_comparison(folder / FINAL)
+    if is_comparison(part := study_files.get_part_folder(folder, FINAL)):
+        final, settings = _read_comparison(part)
         arms = tuple(
             replace(arm, index=order.get(_without_lr(arm.name), arm.index))
-            for arm in _read_arms(folder / FINAL, final)
+            for arm in _read_arms(part, final)
         )
         planned = final.seeds * len(final.rows)
         search = replace(search, final_missing=final.missing, final_runs=planned)

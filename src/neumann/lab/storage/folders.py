@@ -3,6 +3,8 @@
 The operating system drops the lock when its holder dies, so a lock file left behind blocks nobody.
 A folder in use is a UsageError. No lock is taken, silently, where the folder is read-only or its
 file system has no locks. Other failures are OSErrors.
+
+A folder may come from someone else, so we do not write through links inside it: `refuse_link`.
 """
 
 import contextlib
@@ -56,6 +58,15 @@ class FolderLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def refuse_link(path: Path) -> None:
+    """Raise a UsageError if a path inside a folder of records is a link to somewhere else."""
+    if path.is_symlink():
+        raise UsageError(
+            f"{path} is a link to {os.readlink(path)}, and the lab writes only inside the folder "
+            "that it is given; remove the link, or put the whole folder there"
+        )
 
 
 def make_folder_name(text: str) -> str:

@@ -69,7 +69,7 @@ def search(
     content = _describe_sweep(config, grid, winners=None)
     _check_sweep_folder(folder, content)
     if not (folder / SWEEP).exists():
-        check_trainable(trials, folder / SEARCH)
+        check_trainable(trials, study_files.get_part_folder(folder, SEARCH))
     with lock_folder(folder):
         _check_sweep_folder(folder, content)  # another process may have started one by now
         if not (folder / SWEEP).exists():
@@ -122,7 +122,7 @@ def _run_part(
     config: CompareConfig, folder: Path, part: str, observer: StudyObserver | None
 ) -> Comparison:
     try:
-        return run_comparison(config, folder / part, observer)
+        return run_comparison(config, study_files.get_part_folder(folder, part), observer)
     except StudyInterrupted as stop:  # name the sweep's folder instead of the part's
         raise StudyInterrupted(stop.number, stop.ended, stop.total, folder) from None
 

@@ -30,6 +30,7 @@ from neumann.lab.training.curvature import MAX_EXAMPLES, about_as_dict, load_pro
 from neumann.lab.training.loop import Training
 from neumann.lab.training.network import Network
 from neumann.lab.training.processes import Process
+from neumann.lab.training.records import CHECKPOINTS
 from neumann.lab.user_code import (
     call_user_function,
     describe_user_error,
@@ -219,7 +220,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
 
 
 def _load_checkpoint(folder: Path, step: int | None) -> LoadedCheckpoint:
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
     checkpoint = checkpoints.load_latest() if step is None else checkpoints.load_step(step)
     if checkpoint is not None:
         return checkpoint

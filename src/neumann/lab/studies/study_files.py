@@ -23,7 +23,7 @@ from neumann.lab.config_files import fill_in_defaults, refuse_difference
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import explain_os_errors, write_atomically
-from neumann.lab.storage.folders import FolderLock, make_folder_name
+from neumann.lab.storage.folders import FolderLock, make_folder_name, refuse_link
 from neumann.lab.storage.reading import CONFIG, read_json_object
 from neumann.lab.studies.settings import CompareConfig
 
@@ -37,7 +37,16 @@ def is_comparison(folder: Path) -> bool:
 
 
 def get_run_folder(folder: Path, arm: str, seed: int) -> Path:
-    return folder / make_folder_name(arm) / f"seed-{seed}"
+    found = folder / make_folder_name(arm) / f"seed-{seed}"
+    refuse_link(found.parent)
+    refuse_link(found)
+    return found
+
+
+def get_part_folder(folder: Path, part: str) -> Path:
+    """Return the folder of a sweep's search or final comparison."""
+    refuse_link(folder / part)
+    return folder / part
 
 
 def lock_folder(folder: Path) -> FolderLock:

@@ -6,11 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from neumann.lab.training.records import Records
+from neumann.lab.training.records import TENSORBOARD, Records
 from neumann.optim import Neumann
 from neumann.optim.phases import Timetable
-
-TENSORBOARD_FOLDER = "tensorboard"
 
 Line = dict[str, Any]
 Observer = Callable[[Line], None]
@@ -28,7 +26,7 @@ def open_writer(
     if tensorboard_from is not None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = str(records.folder / TENSORBOARD_FOLDER)
+        folder = str(records.folder / TENSORBOARD)
         board = SummaryWriter(folder, purge_step=tensorboard_from + 1)
 
     def write(line: Line) -> None:

@@ -37,7 +37,7 @@ from neumann.lab.training.inputs import open_dataset, plan_epoch
 from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
 from neumann.lab.training.network import wrap_model
 from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
-from neumann.lab.training.records import Diverged, Records, Summary
+from neumann.lab.training.records import CHECKPOINTS, Diverged, Records, Summary
 from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted, catch_signals
 from neumann.optim import Neumann
@@ -98,7 +98,7 @@ class Training:
         finite; UsageError if the folder holds another run, or holds this one without --resume auto.
         """
         settings = {k: v for k, v in self.config.as_dict().items() if k not in BOOKKEEPING}
-        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         with Records(folder) as self._records:
             self._on_leader(lambda: self._records.begin(settings))
             finished = read_summary(folder)

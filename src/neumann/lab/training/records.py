@@ -27,7 +27,7 @@ from neumann.lab.storage.atomic_files import (
     write_fully,
 )
 from neumann.lab.storage.environment import describe_environment
-from neumann.lab.storage.folders import FolderLock
+from neumann.lab.storage.folders import FolderLock, refuse_link
 from neumann.lab.storage.reading import (
     CONFIG,
     FORMAT,
@@ -38,6 +38,8 @@ from neumann.lab.storage.reading import (
     read_config,
 )
 from neumann.lab.training.processes import count_processes
+
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders of a run, next to its records
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Records:
         try:
             with explain_os_errors(UsageError, f"cannot start a run in {self.folder}"):
                 self.folder.mkdir(parents=True, exist_ok=True)
+                for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS, TENSORBOARD):
+                    refuse_link(self.folder / name)
                 self._acquire_lock()
                 if os.path.exists(self.folder / CONFIG):
                     check_same_config(self.folder, config)
