@@ -42,7 +42,7 @@ MUTANTS = [
     ("average", "phases.py", "_choose(resetting, 1.0, average)", "_choose(resetting, 1.0, 1.0)"),
     ("average", "backends/lists.py", "torch._foreach_mul_(offset, coefficients.follow)", "pass"),
     ("correction", "modes.py", "return _subtract_product(w, state[MOMENTUM], local_part(state[ITERATE]))", "return w.clone()"),
-    ("correction", "modes.py", "w.copy_(compute_evaluation(w, state))", "pass"),
+    ("correction", "modes.py", "local_part(p).copy_(compute_evaluation(local_part(state[WEIGHTS]), state))", "pass"),
     ("correction", "modes.py", "- factor * state.to(wide)", "+ factor * state.to(wide)"),
     ("correction", "backends/host.py", "group.momentum.fill_(momentum)", "group.momentum.fill_(0.9)"),
     ("decay", "backends/host.py", '0.0 if decoupled else own["weight_decay"]', "0.0"),

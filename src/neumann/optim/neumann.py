@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, overload
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from neumann.optim import checkpoint, modes, options, tracing
@@ -28,8 +28,8 @@ from neumann.optim.dtensor import local_part
 from neumann.optim.options import has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
-from neumann.optim.skipping import find_nonfinite
-from neumann.optim.state import CLOCK, DISTANCE, OFFSET, SKIPPED, WEIGHTS, StateStore
+from neumann.optim.skipping import agree_on_skipping
+from neumann.optim.state import CLOCK, DISTANCE, OFFSET, WEIGHTS, StateStore
 from neumann.optim.tensors import Tensors
 from neumann.optim.write_watch import WriteWatch
 
@@ -288,29 +288,10 @@ class Neumann(Optimizer):
         return self._store.gather(sharded=sharded, on_new_parameters=self._adopt_parameters)
 
     def _agree_on_skipping(self, groups: list[Tensors]) -> Tensor | None:
-        """Decide, with all processes, whether to skip this step, and count it if so.
-
-        Returns a tensor that is not zero to skip; None if nobody checks. With sharded parameters
-        the same all-reduce brings r² up to date.
-        """
-        found: Tensor | None = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
-        skipped = self._store.scalars[SKIPPED]
-        checks = self.param_groups[0]["skip_nonfinite"]
-        flag = None
-        if checks:
-            # Where the parameters are: not every process group takes tensors from elsewhere.
-            flag = find_nonfinite(groups, self._store.scalars[DISTANCE].device)
-        if self._sharding is not None:
-            if found is not None:  # a scaler may have found it on this process alone
-                flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
-            found = flag = self._reduce(self._sharding, groups, flag)
-        elif flag is not None and distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(flag, distributed.ReduceOp.MAX)
-        if flag is None or not checks:
-            return found
-        flag = flag.ne(0).to(skipped)
-        skipped.add_(flag)
-        return flag if found is None else found.to(flag) + flag
+        """Not zero to skip the step; with sharded parameters this also brings r² up to date."""
+        found = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
+        reduce = None if self._sharding is None else partial(self._reduce, self._sharding, groups)
+        return agree_on_skipping(groups, self._store, found, reduce)
 
     def _reduce(
         self, sharding: Sharding, groups: list[Tensors], flag: Tensor | None

@@ -71,9 +71,9 @@ _PAPER: Mapping[str, Any] = {
     "decoupled_weight_decay": False,
 }
 _PRECONDITIONED: Mapping[str, Any] = {
+    **_PAPER,
     "warmup_epochs": 0,
     "reset_epochs": 0,
-    "momentum": 0.9,
     "cubic": 0.0,
     "repulsive": 0.0,
     "decoupled_weight_decay": True,

@@ -41,12 +41,10 @@ class Phase(enum.StrEnum):
 
     @property
     def warming(self) -> bool:
-        """Whether this is the warm-up."""
         return self is Phase.WARMUP
 
     @property
     def resetting(self) -> bool:
-        """Whether this is a reset."""
         return self is Phase.RESET
 
 

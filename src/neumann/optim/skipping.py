@@ -1,12 +1,52 @@
-"""Which steps are skipped: those with a gradient that is not finite."""
+"""Which steps are skipped: those with a gradient that is not finite, on any process.
 
-from collections.abc import Sequence
+torch.amp.GradScaler looks for such gradients itself; `skip_nonfinite=True` looks for them here.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from neumann.optim.precision import as_real
+from neumann.optim.state import DISTANCE, SKIPPED, StateStore
 from neumann.optim.tensors import Tensors
+
+
+def agree_on_skipping(
+    groups: Sequence[Tensors],
+    store: StateStore,
+    found: Tensor | None,
+    reduce: Callable[[Tensor | None], Tensor | None] | None,
+) -> Tensor | None:
+    """Decide, with all processes, whether to skip this step, and count it if so.
+
+    Args:
+        groups: with the gradients.
+        store: has the option and the counter.
+        found: what a GradScaler has found on this process, if there is one.
+        reduce: adds the flag up over all processes; None if parameters are not sharded.
+
+    Returns:
+        A tensor that is not zero to skip; None if nobody checks.
+    """
+    checks = store.groups[0]["skip_nonfinite"]
+    flag = None
+    if checks:
+        # Where the parameters are: not every process group takes tensors from elsewhere.
+        flag = find_nonfinite(groups, store.scalars[DISTANCE].device)
+    if reduce is not None:
+        if found is not None:  # a scaler may have found it on this process alone
+            flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
+        found = flag = reduce(flag)
+    elif flag is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+    if flag is None or not checks:
+        return found
+    skipped = store.scalars[SKIPPED]
+    flag = flag.ne(0).to(skipped)
+    skipped.add_(flag)
+    return flag if found is None else found.to(flag) + flag
 
 
 def find_nonfinite(groups: Sequence[Tensors], device: torch.device) -> Tensor:

@@ -107,8 +107,8 @@ def measure_spectrum(config: SpectrumConfig, show_products: ShowProducts) -> dic
         "about": about_as_dict(ends.about) | about,
         "extremes": {key: value for key, value in ends.as_dict().items() if key != "about"},
         "coefficients": {
-            "values": _imply_coefficients(ends.smallest.value, ends.largest.value),
-            "outside": _imply_coefficients(*ends.outside),
+            "values": _coefficients_as_dict(ends.smallest.value, ends.largest.value),
+            "outside": _coefficients_as_dict(*ends.outside),
         },
         "density": None if spread is None else _density_record(spread),
         "environment": describe_environment(),
@@ -156,7 +156,7 @@ def _build_operator(config: SpectrumConfig, problem: Problem) -> CurvatureOperat
     return OPERATORS[config.operator](problem.model, problem.loss, **options)
 
 
-def _imply_coefficients(smallest: float, largest: float) -> dict[str, float] | None:
+def _coefficients_as_dict(smallest: float, largest: float) -> dict[str, float] | None:
     """The paper's μ and η, and the spectrum of B̂ that they give; None if undefined."""
     try:
         return dataclasses.asdict(coefficients(smallest, largest))

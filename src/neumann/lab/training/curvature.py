@@ -98,8 +98,8 @@ def extremes_as_dict(found: Extremes) -> dict[str, Any]:
         **ends,
         "products": found.products,
         "noise": found.noise,
-        **_imply_coefficients("", found.smallest.value, found.largest.value),
-        **_imply_coefficients("_outside", *found.outside),
+        **_imply_momentum_and_lr("", found.smallest.value, found.largest.value),
+        **_imply_momentum_and_lr("_outside", *found.outside),
     }
 
 
@@ -116,7 +116,7 @@ def about_as_dict(found: About) -> dict[str, Any]:
     }
 
 
-def _imply_coefficients(suffix: str, smallest: float, largest: float) -> dict[str, float | None]:
+def _imply_momentum_and_lr(suffix: str, smallest: float, largest: float) -> dict[str, float | None]:
     momentum = lr = None
     with contextlib.suppress(ValueError):  # no positive curvature, or an unbounded end
         found = coefficients(smallest, largest)
