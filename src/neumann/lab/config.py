@@ -21,6 +21,8 @@ from neumann.lab.models.build import FORMS, MODELS
 from neumann.optim.schedules import SCHEDULE_NAMES, ScheduleName
 
 Switch = Literal["auto", "on", "off"]
+# Settings that say how a run is stored, not what it computes. They may change when it is resumed.
+BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = f"{', '.join(RECIPES)}; with options as in neumann:momentum=0.8,cubic=0"
@@ -98,6 +100,10 @@ class Settings:
         items = dataclasses.asdict(self).items()
         return {key: str(value) if isinstance(value, Path) else value for key, value in items}
 
+    def as_record(self) -> dict[str, Any]:
+        """Return the settings that decide what a run computes, as its config.json holds them."""
+        return {key: value for key, value in self.as_dict().items() if key not in BOOKKEEPING}
+
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
@@ -159,10 +165,6 @@ class TrainConfig(TrainingSettings):
             compile=_resolve_switch(self.compile, on_gpu and not self.fsdp),
             cuda_graph=_resolve_switch(self.cuda_graph, capturable),
         )
-
-
-# Settings that say how a run is stored, not what it computes. They may change when it is resumed.
-BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
 
 
 def _find_device(name: str) -> torch.device:

@@ -78,7 +78,7 @@ def fill_in_run_defaults(
 
 def refuse_difference(folder: Path, content: str, saved: Any, current: Any) -> None:
     """Raise a UsageError that names the first keys whose values differ, if any does."""
-    before, now = _flatten(saved), _flatten(current)
+    before, now = (flatten(found) if isinstance(found, dict) else {} for found in (saved, current))
     differences = [
         f"{key} is {_show(before, key)} there, {_show(now, key)} here"
         for key in now | before
@@ -97,11 +97,12 @@ def _show(flat: dict[str, Any], key: str) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Join nested keys with dots: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
     flat: dict[str, Any] = {}
-    for key, child in value.items():
-        flat |= _flatten(child, f"{prefix}.{key}" if prefix else key)
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat

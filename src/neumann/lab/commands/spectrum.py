@@ -7,15 +7,11 @@ from rich.table import Table
 
 from neumann.lab.commands.progress import show_products
 from neumann.lab.commands.tables import plain_table, print_table
+from neumann.lab.report.curvature_plots import MATRICES
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.studies.spectrum_measurement import measure_spectrum
 from neumann.lab.studies.study_files import write_object
 
-MATRIX_NAMES = {
-    "hessian": "Hessian",
-    "hessian by differences": "Hessian by differences of gradients",
-    "gauss-newton": "Gauss–Newton matrix",
-}
 NOISY = 7 / 8  # share of the tolerance above which noise stops a run
 
 
@@ -69,7 +65,7 @@ def tabulate_coefficients(record: dict[str, Any]) -> Table:
 def describe_measurement(record: dict[str, Any]) -> list[str]:
     """Sentences about what was measured, on what, and how reliable it is."""
     about, ends, source = record["about"], record["extremes"], record["source"]
-    matrix = MATRIX_NAMES.get(about["matrix"], about["matrix"])
+    matrix = MATRICES.get(about["matrix"], about["matrix"])
     parts = [
         f"{matrix} of {about['parameters']:,} parameters",
         f"mean loss of {about['examples']:,} examples",

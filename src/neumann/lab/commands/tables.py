@@ -6,8 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from neumann.lab.studies.results import ArmResult, Comparison
-from neumann.lab.studies.statistics import Difference, Interval
+from neumann.lab.report.formatting import format_interval
+from neumann.lab.report.result_tables import describe_target
+from neumann.lab.studies.results import Comparison
+from neumann.lab.studies.statistics import Interval
 
 WIDEST = 10_000  # characters of a line
 
@@ -49,12 +51,13 @@ def tabulate_comparison(comparison: Comparison) -> Table:
             row.arm,
             str(len(row.runs)),
             _format_accuracy(row.accuracy),
-            "" if row.difference is None else _format_mean(row.difference, "+.2f"),
+            "" if row.difference is None else format_interval(row.difference, signed=True),
             "" if p is None else f"{p:.2g}",
             "–" if row.seconds is None else f"{row.seconds:.1f}",
         ]
         if target is not None:
-            cells += _to_target(row)
+            steps, epochs = describe_target(list(row.runs.values()))
+            cells += [f"{steps.text} ({steps.note})" if steps.note else steps.text, epochs.text]
         table.add_row(*map(Text, cells))
     return table
 
@@ -63,25 +66,4 @@ def _format_accuracy(accuracy: Interval) -> str:
     if accuracy.diverged and accuracy.mean is None:
         return "diverged"
     suffix = f" ({accuracy.diverged} diverged)" if accuracy.diverged else ""
-    return _format_mean(accuracy, ".2f") + suffix
-
-
-def _format_mean(found: Interval | Difference, spec: str) -> str:
-    if found.mean is None:
-        return "–"
-    text = format(found.mean, spec)
-    if found.low is not None and found.high is not None:
-        text += f" ± {(found.high - found.low) / 2:.2f}"
-    return text
-
-
-def _to_target(row: ArmResult) -> list[str]:
-    """Steps and epochs to the target, averaged over the seeds that reached it."""
-    runs = row.runs.values()
-    reached = [run for run in runs if run.steps_to_target is not None]
-    if not reached:
-        return ["never", ""]
-    steps = sum(run.steps_to_target or 0 for run in reached) / len(reached)
-    epochs = sum(run.epochs_to_target or 0 for run in reached) / len(reached)
-    missed = len(runs) - len(reached)
-    return [f"{steps:.0f}" + (f" ({missed} never)" if missed else ""), f"{epochs:.1f}"]
+    return format_interval(accuracy) + suffix

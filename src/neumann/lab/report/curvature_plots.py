@@ -24,7 +24,11 @@ ERROR_BANDS = "Bands show the errors of the measurements."
 SEED_ERROR_BANDS = (
     "Lines are means over the seeds; bands show the errors of the measurements of all seeds."
 )
-MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss–Newton matrix"}
+MATRICES = {
+    "hessian": "Hessian",
+    "hessian by differences": "Hessian by differences of gradients",
+    "gauss-newton": "Gauss–Newton matrix",
+}
 CAPTIONS = {
     "largest": "Of the training loss, at the training weights, without weight decay.",
     "smallest": "Below zero, the loss curves downwards in some direction.",

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import neumann
+from neumann.lab.config_files import flatten
 from neumann.lab.report import formatting, result_tables, training_plots
 from neumann.lab.report.curvature_plots import plot_curvature
 from neumann.lab.report.formatting import format_count, format_list, join_sentences
@@ -158,7 +159,7 @@ def _compose_subtitle(study: Study) -> list[str]:
 
 
 def _describe_environment(run: Run) -> str:
-    known = result_tables.flatten(run.environment)
+    known = flatten(run.environment)
     torch, ours, commit = map(known.get, ("versions.torch", "versions.neumann", "git.commit"))
     parts = [
         known.get("hardware.gpu.name") or known.get("hardware.cpu"),

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from neumann.lab.config_files import flatten
 from neumann.lab.report import formatting
 from neumann.lab.report.formatting import NONE, format_interval, format_setting, format_value
 from neumann.lab.report.runs import ArmRuns, Run, finite_values, to_number
@@ -75,7 +76,7 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
         if several:
             cells += _difference(row)
         if target is not None:
-            cells += _to_target(list(row.runs.values()))
+            cells += describe_target(list(row.runs.values()))
         rows.append([*cells, Cell(formatting.format_seconds(row.seconds))])
     return Table("Comparison of the arms", titles, rows)
 
@@ -100,7 +101,7 @@ def _difference(row: ArmResult) -> list[Cell]:
     return [difference, Cell(formatting.format_p_value(found.p))]
 
 
-def _to_target(runs: Sequence[FinishedRun]) -> list[Cell]:
+def describe_target(runs: Sequence[FinishedRun]) -> list[Cell]:
     """Return mean steps and epochs to the target over the seeds that reached it."""
     steps = [run.steps_to_target for run in runs if run.steps_to_target is not None]
     if not steps:
@@ -195,17 +196,6 @@ def _tabulate_differences(configs: Mapping[str, Mapping[str, str]], keys: Sequen
 
 def _tabulate_pairs(label: str, values: Mapping[str, str]) -> Table:
     return Table(label, _cells("setting", "value"), [_cells(*pair) for pair in values.items()], 2)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their path, such as "hardware.cpu"."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _merge(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

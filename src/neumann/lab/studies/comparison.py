@@ -10,7 +10,6 @@ have been saved.
 from functools import partial
 from pathlib import Path
 
-from neumann.lab.config import BOOKKEEPING
 from neumann.lab.data import Dataset
 from neumann.lab.storage.reading import CONFIG, is_finished
 from neumann.lab.studies import study_files
@@ -93,8 +92,7 @@ def _plan_runs(config: CompareConfig, folder: Path) -> Runs:
 def _check_existing_runs(runs: Runs) -> None:
     for run in runs.values():
         if (get_output_folder(run) / CONFIG).exists():
-            settings = {k: v for k, v in run.as_dict().items() if k not in BOOKKEEPING}
-            check_same_config(get_output_folder(run), settings)
+            check_same_config(get_output_folder(run), run.as_record())
 
 
 def _train_all(runs: Runs, jobs: int, dataset: Dataset | None, observer: StudyObserver) -> None:

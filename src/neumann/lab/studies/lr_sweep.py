@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab.arms import Arm
-from neumann.lab.config import BOOKKEEPING
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_json_object
 from neumann.lab.studies import study_files
@@ -146,14 +145,14 @@ def _check_sweep_folder(folder: Path, content: dict[str, Any]) -> None:
 def _describe_sweep(
     config: SweepConfig, grid: Grid, winners: dict[str, float] | None
 ) -> dict[str, Any]:
-    elsewhere = (*BOOKKEEPING, "jobs", "seeds", "search_seeds")
+    elsewhere = ("jobs", "seeds", "search_seeds")
     return {
         "format": study_files.SWEEP_FORMAT,
         "grid": grid,
         "winners": winners,
         "search_seeds": config.search_seeds,
         "seeds": config.seeds,
-        "config": {k: v for k, v in config.as_dict().items() if k not in elsewhere},
+        "config": {k: v for k, v in config.as_record().items() if k not in elsewhere},
     }
 
 

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from neumann.lab.config import BOOKKEEPING, TrainingSettings
+from neumann.lab.config import TrainingSettings
 from neumann.lab.config_files import fill_in_defaults, refuse_difference
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
@@ -71,8 +71,8 @@ def write_comparison(folder: Path, config: CompareConfig) -> None:
 
 
 def _shared_settings(config: CompareConfig) -> dict[str, Any]:
-    names = {field.name for field in fields(TrainingSettings)} - set(BOOKKEEPING)
-    return {key: value for key, value in config.as_dict().items() if key in names}
+    names = {field.name for field in fields(TrainingSettings)}
+    return {key: value for key, value in config.as_record().items() if key in names}
 
 
 def check_no_other_study(folder: Path, expected: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from neumann.lab.arms import Arm, build_optimizer, evaluation_mode
-from neumann.lab.config import BOOKKEEPING, TrainConfig
+from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
@@ -97,10 +97,9 @@ class Training:
         Raises Interrupted after a signal, once everything is saved; Diverged if the loss was not
         finite; UsageError if the folder holds another run, or holds this one without --resume auto.
         """
-        settings = {k: v for k, v in self.config.as_dict().items() if k not in BOOKKEEPING}
         self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         with Records(folder) as self._records:
-            self._on_leader(lambda: self._records.begin(settings))
+            self._on_leader(lambda: self._records.begin(self.config.as_record()))
             finished = read_summary(folder)
             if self.config.resume != "auto" and (finished is not None or read_metrics(folder)):
                 raise UsageError(
