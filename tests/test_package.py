@@ -28,17 +28,40 @@ def test_public_names():
     assert all(hasattr(neumann, name) for name in neumann.__all__)
 
 
+# Each part prints what has been imported so far.
+IMPORTS = """
+import sys
+import neumann
+print(*sys.modules)
+import neumann.optim.backends.cpu
+print(*sys.modules)
+import torch
+p = torch.nn.Parameter(torch.ones(3))
+optimizer = neumann.Neumann([p], 0.1, warmup_steps=1, reset_steps=0, foreach=True)
+p.grad = torch.ones(3)
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.step()
+print(*sys.modules)
+import neumann.lab.data, neumann.lab.models
+print(*sys.modules)
+"""
+
+
 @pytest.mark.slow
-def test_importing_needs_torch_alone():
-    """The optional dependencies are imported only by what is about them."""
-    script = "import sys, neumann; print(' '.join(sorted(sys.modules)))"
+def test_optional_packages_and_kernels_are_imported_late():
+    """By what is about them alone: not by a step without kernels, nor by loading a state dict."""
     output = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", IMPORTS], check=True, capture_output=True, text=True
     )
-    loaded = set(output.stdout.split())
-    assert "torch" in loaded
+    package, cpu, stepped, lab = (set(line.split()) for line in output.stdout.splitlines())
+    assert "torch" in package
     optional = {"numba", "triton", "sklearn", "rich", "matplotlib", "timm"}
-    assert loaded.isdisjoint(optional | {"accelerate", "lightning", "transformers"})
+    assert package.isdisjoint(optional | {"accelerate", "lightning", "transformers"})
+    assert "numba" not in cpu
+    kernels = {"numba", "numba_kernel", "address_table", "update_kernel", "scalars_kernel"}
+    assert kernels.isdisjoint(name.rpartition(".")[2] for name in stepped)
+    assert lab.isdisjoint({"torchvision", "timm", "sklearn", "PIL"})
 
 
 # Each room of the package, with the rooms that it may import from.
@@ -119,19 +142,24 @@ for name in {UNIX_ONLY}:
     sys.modules[name] = None
 import neumann
 for module in pkgutil.walk_packages(neumann.__path__, "neumann."):
-    if module.name != "neumann.__main__":
+    if module.name != "neumann.__main__" and ".integrations." not in module.name:
         importlib.import_module(module.name)
 """
 
 
 @pytest.mark.slow
 def test_every_module_imports_without_unix_only_modules():
-    """As on Windows. `pwd` cannot be blocked, because torch needs it on Linux."""
+    """As on Windows. `pwd` cannot be blocked, because torch needs it on Linux.
+
+    The packages that integrations are for take seconds to import, so those are only read.
+    """
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", IMPORT_ALL]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [path for path in SOURCE.glob("**/*.py") if "pwd" in imported(path)]
+    for path in (SOURCE / "integrations").glob("*.py"):
+        assert set(UNIX_ONLY).isdisjoint(name.split(".")[0] for name in imported(path))
 
 
 def imported(path: Path) -> list[str]:

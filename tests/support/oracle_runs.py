@@ -45,8 +45,8 @@ def use_triton_on_cpu(monkeypatch: Any) -> None:
     monkeypatch.setattr(TritonBackend, "device_type", "cpu")
 
 
-# Straddles the vector widths of every machine, and a kernel's block.
-SIZES = (1, 3, 7, 16, 1000, 70_000)
+# Straddles the vector widths of every machine, and two of a kernel's blocks.
+SIZES = (1, 3, 7, 16, 1000, 20_000)
 
 
 @dataclass

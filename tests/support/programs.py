@@ -21,6 +21,7 @@ PRELOADED = [
     "neumann.lab.commands.main",
     "sklearn.datasets",
     "tests.support.sharding",
+    "tests.support.triton_runs",  # which speeds up Triton's interpreter
     "torch.distributed.checkpoint.state_dict",
 ]
 
@@ -88,6 +89,7 @@ def run_ranks(size: int, *words: str) -> list[Ended]:
 
 
 def _run(words: tuple[str, ...], environment: dict[str, str], folder: str) -> None:
+    os.setsid()  # a signal to the group of the tests is not for this one
     os.environ.update(environment)
     for stream in (1, 2):
         with open(f"{folder}/{stream}", "wb") as file:

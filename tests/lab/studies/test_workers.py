@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
+from tests.support.programs import Program
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 
@@ -29,16 +31,18 @@ class Stop(Exception):
     pass
 
 
-LONG = CompareConfig(arms=("sgd", "adamw"), seeds=1, epochs=400, log_every=5)
-FLAGS = ["compare", "--arms", *LONG.arms, "--seeds", "1", "--epochs", "400", "--log-every", "5"]
+DATA = "synthetic:1x8x8,10,1437"  # as large as digits, without the import of scikit-learn
+LONG = CompareConfig(data=DATA, arms=("sgd", "adamw"), seeds=1, epochs=400, log_every=5)
+FLAGS = ["compare", "--data", DATA, "--arms", *LONG.arms, "--seeds", "1"]
+FLAGS += ["--epochs", "400", "--log-every", "5"]
 
 
-def start_command(folder):
-    """Start the command in a new session, and wait until both workers train."""
-    words = [sys.executable, "-m", "neumann", *FLAGS, "--jobs", "2", "--output", str(folder)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_until(lambda: len(list(folder.glob("*/seed-0/metrics.jsonl"))) == 2, process)
-    return process
+@contextmanager
+def started(folder):
+    """The command, as soon as both workers train."""
+    with Program("-m", "neumann", *FLAGS, "--jobs", "2", "--output", str(folder)) as program:
+        wait_until(lambda: len(list(folder.glob("*/seed-0/metrics.jsonl"))) == 2, program)
+        yield program
 
 
 def wait_until(happened, process=None):
@@ -68,20 +72,26 @@ class StopAtLine(StudyObserver):
         raise Stop
 
 
+def send_to_group(pid, number):
+    """The process leads its group, in which its workers would be if they had not left it."""
+    assert os.getpgid(pid) == pid
+    os.killpg(pid, number)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],  # Ctrl-C reaches the whole group
+    [(signal.SIGTERM, os.kill), (signal.SIGINT, send_to_group)],  # as Ctrl-C does
 )
 def test_signal_saves_all_runs_and_the_command_continues(tmp_path, number, send):
     folder = tmp_path / "x"
-    process = start_command(folder)
-    workers = workers_of(process)
-    assert len(workers) == 2
-    send(process.pid, number)
-    _, errors = process.communicate(timeout=PROCESS_TIMEOUT)
-    assert process.returncode == 128 + number, errors
-    assert errors == (
+    with started(folder) as command:
+        workers = workers_of(command)
+        assert len(workers) == 2
+        send(command.pid, number)
+        ended = command.wait()
+    assert ended.returncode == 128 + number, ended.stderr
+    assert ended.stderr == (
         f"neumann: stopped by {number.name} after 0 of 2 runs; the same command with "
         f"--output {folder} continues\n"
     )
@@ -113,21 +123,20 @@ def test_signal_stops_a_single_job(tmp_path, capsys, monkeypatch, number, moment
 @pytest.mark.slow
 def test_killed_worker_is_an_error_and_the_others_save(tmp_path):
     folder = tmp_path / "x"
-    process = start_command(folder)
-    os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=PROCESS_TIMEOUT)
-    assert process.returncode == 1
-    assert errors.count("\n") == 1
-    assert re.match(r"neumann: the process that trained \w+ seed 0 was killed by SIGKILL; ", errors)
+    with started(folder) as command:
+        os.kill(workers_of(command)[0], signal.SIGKILL)
+        ended = command.wait()
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    expected = r"neumann: the process that trained \w+ seed 0 was killed by SIGKILL; "
+    assert re.match(expected, ended.stderr)
     assert any(Checkpoints(file).load_latest() for file in folder.glob("*/seed-0/checkpoints"))
 
 
 @pytest.mark.slow
 def test_command_continues_after_its_parent_was_killed(tmp_path):
-    process = start_command(tmp_path)
-    workers = workers_of(process)
-    process.kill()
-    process.communicate(timeout=PROCESS_TIMEOUT)
+    with started(tmp_path) as command:  # leaving it kills it
+        workers = workers_of(command)
     with pytest.raises(Stop):
         run_comparison(LONG, tmp_path, StopAtLine())
     assert not any(map(is_running, workers))
@@ -138,6 +147,7 @@ def test_command_continues_after_its_parent_was_killed(tmp_path):
 
 PARENT = """
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from neumann.lab.studies import workers
 from neumann.lab.studies.settings import CompareConfig

@@ -131,11 +131,17 @@ def overflowed(shape, implementation):
                 gradient = model[0].weight.grad.to_local()
                 if gradient.numel() and mine(shape):
                     gradient[0, 0] = float("nan")
-            before = outcome(optimizer)
+            before = held_here(optimizer)
             optimizer.step()
-            after = outcome(optimizer)
-            seen.append(all(torch.equal(before[name], after[name]) for name in before))
+            seen.append(all(map(torch.equal, before, held_here(optimizer))))
         return seen, optimizer.diagnostics().as_dict(), outcome(optimizer)
+
+
+def held_here(optimizer):
+    """This rank's part of everything; every rank has some rows of the first layer."""
+    kinds = (optimizer.param_groups[0]["params"], optimizer.eval_params().values())
+    tensors = [*kinds[0], *kinds[1], *optimizer.average_params().values()]
+    return [tensor.detach().to_local().clone() for tensor in tensors]
 
 
 def mine(shape):
@@ -145,7 +151,7 @@ def mine(shape):
 
 
 @pytest.mark.parametrize("shape", [FLAT, HYBRID])
-def test_an_overflow_in_one_shard_is_skipped_by_all(four, shape):
+def test_an_overflow_in_one_shard_is_skipped_by_all(two, four, shape):
     implementations = ["chosen", "foreach", "triton"] if shape == FLAT else ["chosen"]
     reference = Neumann((model := network()).named_parameters(), **OPTIONS)
     for step in range(12):
@@ -154,7 +160,8 @@ def test_an_overflow_in_one_shard_is_skipped_by_all(four, shape):
             loss_of(model, batch(step)).backward()
             reference.step()
     for implementation in implementations:
-        for seen, diagnostics, ours in four.run(overflowed, shape, implementation):
+        ranks = two if implementation == "triton" else four  # it is interpreted: slow
+        for seen, diagnostics, ours in ranks.run(overflowed, shape, implementation):
             assert [step for step in range(12) if seen[step]] == [1, 5, 9]
             assert (diagnostics["step"], diagnostics["skipped"]) == (9, 3)
             assert furthest(ours, outcome(reference)) < 1e-12

@@ -155,12 +155,6 @@ def test_without_a_directory_to_cache_in():
     assert numba_kernel.compiled(cache=True)(namespace["successor"])(1) == 2
 
 
-@pytest.mark.slow
-def test_importing_does_not_import_numba():
-    script = "import sys; import neumann.optim.backends.cpu; print('numba' in sys.modules)"
-    assert _python(script) == ["False"]
-
-
 def test_unavailable(monkeypatch):
     import numba
 

@@ -62,7 +62,7 @@ SHORT_RUNS = {
 
 
 @pytest.mark.parametrize(
-    ("dtype", "steps", "tolerance"), [(torch.float64, 300, 1e-12), (torch.float32, 120, 2e-6)]
+    ("dtype", "steps", "tolerance"), [(torch.float64, 150, 1e-12), (torch.float32, 120, 2e-6)]
 )
 def test_oracle_over_many_steps(dtype, steps, tolerance):
     run = Run([{"sizes": (3, 35), "lr": 0.1}], steps=steps, options=STRONG)
