@@ -127,7 +127,9 @@ def shift_features(model: nn.Sequential, pair: Pair, ratio: float) -> None:
             if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
                 features = model[:index](pair[0])
                 over = [0, *range(2, features.ndim)]
-                model[index - 1].bias.add_(ratio * features.std(over) - features.mean(over))
+                model[index - 1].bias.add_(
+                    ratio * features.std(over, correction=0) - features.mean(over)
+                )
 
 
 def random_network(

@@ -133,7 +133,7 @@ class Krylov:
 
 @lru_cache
 def few_steps_factor(steps: int, risk: float) -> float:
-    """Return how many times the norm of the asymmetry ‖error of T‖ is at most, except with the risk.
+    """Return how many times the norm of the asymmetry ‖error of T‖ is at most, except with a risk.
 
     Let fᵢⱼ be the component along vᵢ of the error of product j. T takes f from its lower triangle
     and the diagonal; the asymmetry shows fᵢⱼ − fⱼᵢ. Take the f as independent and normal.

@@ -26,6 +26,7 @@ Ends = Literal["both", "smallest", "largest"]
 Scale = Literal["largest", "itself"]
 Observe = Callable[[int, float, float], object]  # step, smallest and largest Ritz value
 
+ERROR_PER_DIFFERENCE = 3.0  # of two products; 2 if the second errs half as much
 EXACT = 4.0  # times the least possible noise: products below this are exact up to rounding
 
 
@@ -194,6 +195,28 @@ def _measure_noise(
     return max(plain, few_steps) + product_error, few_steps > plain
 
 
+def _check_ends(run: Krylov, values: Tensor, eigenvectors: Tensor) -> float:
+    """Return how far the ends are from Rayleigh quotients of new products.
+
+    The products with the Lanczos vectors may have errors that are as symmetric as the matrix, such
+    as those of kinks. For a Ritz vector y, yᵀHy lies in the spectrum, and differs from θ by at most
+    what a new product shows and the error of that.
+    """
+    operator, wide = run.operator, scalar_dtype(run.operator.device)
+    if not operator.has_second_product:
+        return 0.0
+    run.basis.truncate(run.steps)
+    found = []
+    for end in (0, -1):
+        unit = run.basis.combine(eigenvectors[:, end][None])[0]
+        near, other = operator.product(unit), operator.second_product(unit)
+        quotient = float((unit * near).sum(dtype=wide))
+        error = ERROR_PER_DIFFERENCE * abs(float((unit * (near - other)).sum(dtype=wide)))
+        found.append(abs(quotient - float(values[end])) + error)
+    agreed: float = operator.agree(torch.tensor(max(found), dtype=torch.float64)).item()
+    return agreed
+
+
 def _end_errors(
     run: Krylov, values: Tensor, eigenvectors: Tensor, risk: float
 ) -> tuple[float, float]:
@@ -243,6 +266,7 @@ def _summarize(
     noise, few_steps = _measure_noise(run, values, product_error, risk)
     residuals = run.off_diagonal[-1] * eigenvectors[-1].abs()
     allowed = _allowed_errors(values, tolerance, relative_to)
+    noise = max(noise, _check_ends(run, values, eigenvectors))
     errors = _end_errors(run, values, eigenvectors, risk / 2 if few_steps else risk)
     # Once the whole space is searched there is nothing left to find, if the products are exact.
     scale = float(values.abs().max())

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,11 @@ class AutogradOperator(CurvatureOperator):
 
     def _release(self) -> None:
         self._graphs.clear()
+
+    def _copy_in_float64(self) -> Self:
+        twin = super()._copy_in_float64()
+        twin._graphs = {}
+        return twin
 
     def _check_twice_differentiable(self, gradients: Sequence[Tensor]) -> None:
         """Raise RuntimeError if the graph contains a function that is differentiable only once.

@@ -155,6 +155,11 @@ def replace_floating_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:
     return _map_tensors(batch, lambda old: next(others) if old.is_floating_point() else old)
 
 
+def convert_to_float64(batch: Any) -> Any:
+    """Return the batch with its floating-point tensors in float64."""
+    return _map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+
+
 def move_to(batch: Any, device: torch.device) -> Any:
     return _map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 

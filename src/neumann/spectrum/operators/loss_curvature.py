@@ -8,28 +8,30 @@ loss must be finite and depend on the weights, and chunks must add up to their b
 data are the same for all products of a session, so the others need no check.
 """
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, distributed, nn
 
-from neumann.spectrum.operators import model_state
+from neumann.spectrum.operators import model_state, precision
 from neumann.spectrum.operators.batches import (
     Piece,
     check_chunks,
     check_pairs,
     collect_batches,
+    convert_to_float64,
     move_to,
     split_into_chunks,
 )
 from neumann.spectrum.operators.objective import Loss, LossModule, Objective, as_objective
 from neumann.spectrum.operators.symmetric import About, NonFiniteProduct, Operator
-from neumann.spectrum.operators.vectors import Filter, Layout, select_parameters
+from neumann.spectrum.operators.vectors import Filter, Layout, random_unit, select_parameters
 from neumann.validation import require
 
 
@@ -105,6 +107,7 @@ class CurvatureOperator(Operator):
         self._chunk = chunk
         self._passes: model_state.Passes  # exists while the session is open
         self._open = False
+        self._session_error: float | None = None  # of a product; None: not measured yet
         self.examples, self._first_piece, ranks = self._count_over_ranks()
         super().__init__(
             About(
@@ -166,6 +169,7 @@ class CurvatureOperator(Operator):
 
     def _close(self) -> None:
         self._open = False
+        self._session_error = None
         del self._passes
         self._release()
 
@@ -196,6 +200,72 @@ class CurvatureOperator(Operator):
             self.about = replace(self.about, randomness=randomness)
         self._passes.checking = False
         return answer
+
+    def product_error(self) -> float:
+        with self.session():
+            if self._session_error is None:
+                self._session_error = self._measure_product_error()
+            return self._session_error
+
+    def _measure_product_error(self) -> float:
+        return self._measure_precision()
+
+    def _measure_precision(self) -> float:
+        """Return the error of float32 products, or 0 unless a layer subtracts a large mean.
+
+        If the products cannot be compared with float64, warn instead.
+        """
+        if self.dtype != torch.float32:
+            return 0.0
+        layer, ratio = self._find_largest_mean()
+        if not ratio >= precision.LARGE_RATIO:
+            return 0.0
+        start = random_unit(self.size, 0, self.dtype, self.device)
+        reason = "the data are spread over processes"
+        if self.process_group is None:
+            self.product(start)  # raises what is wrong with the loss, and notices random numbers
+            reason = "the model draws random numbers, which differ in float64"
+            if self.about.randomness is None:
+                try:
+                    twin = self._copy_in_float64()
+                    with twin.session():
+                        found = precision.difference_norm(self.product, twin.product, start)
+                    return precision.ERROR_PER_DIFFERENCE * found
+                # Whatever a model does in float64, it must not end the measurement in float32.
+                except Exception as error:
+                    reason = (
+                        f"a float64 copy of the model fails ({str(error).partition(chr(10))[0]})"
+                    )
+        precision.warn_of_lost_digits(layer, ratio, reason)
+        return 0.0
+
+    def _find_largest_mean(self) -> tuple[str, float]:
+        """Return the normalization layer with the largest |mean|/std of its features, and that."""
+        if not any(map(precision.is_normalization, self.model.modules())):
+            return "", 0.0
+        with (
+            raise_on_all_ranks(self.process_group, self.device),
+            torch.no_grad(),
+            precision.record_means(self.model) as means,
+        ):
+            for index in range(len(self.pieces)):
+                self.objective.forward(self.model, self._start_pass(index))
+        ratios = {name: float(ratio) for name, ratio in means.items()}
+        return max(ratios.items(), key=lambda item: item[1], default=("", 0.0))
+
+    def _copy_in_float64(self) -> Self:
+        """Return this operator for a float64 copy of the model and of the data."""
+        twin = copy.copy(self)
+        twin.model = copy.deepcopy(self.model).double()
+        twin.loss_module = LossModule(twin.model, self.objective)
+        parameters = dict(twin.model.named_parameters())
+        twin.layout = Layout({name: parameters[name] for name in self.layout.names})
+        twin.parameters = [parameters[name] for name in self.layout.names]
+        twin.pieces = [Piece(convert_to_float64(p.data), p.examples) for p in self.pieces]
+        twin.about = replace(self.about, dtype=torch.float64)
+        twin.dtype = torch.float64
+        twin._unchecked_batch, twin._session_error, twin._open = None, None, False
+        return twin
 
     def agree(self, numbers: Tensor) -> Tensor:
         """Return the first rank's numbers, so that all ranks stop at the same step."""

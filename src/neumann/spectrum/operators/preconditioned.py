@@ -38,10 +38,14 @@ class Preconditioned(Operator):
         about = operator.about
         super().__init__(replace(about, matrix=f"preconditioned {about.matrix}"))
         self.operator = operator
+        self.has_second_product = operator.has_second_product
         self.root = diagonal.detach().double().sqrt().to(operator.device, operator.dtype)
 
     def product(self, vector: Tensor) -> Tensor:
         return self.operator.product(vector * self.root) * self.root
+
+    def second_product(self, vector: Tensor) -> Tensor:
+        return self.operator.second_product(vector * self.root) * self.root
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -43,6 +43,8 @@ class NonFiniteProduct(ArithmeticError):
 class Operator(ABC):
     """A symmetric matrix that can be multiplied by vectors."""
 
+    has_second_product = False  # whether `second_product` is defined
+
     def __init__(self, about: About) -> None:
         if about.parameters < 1:
             raise ValueError(f"an operator needs at least 1 row, got {about.parameters}")
@@ -66,6 +68,10 @@ class Operator(ABC):
     def product_error(self) -> float:
         """Estimate the error ‖computed Hv − Hv‖ for a unit vector, beyond rounding."""
         return 0.0
+
+    def second_product(self, vector: Tensor) -> Tensor:
+        """Return Hv with an error at most half as large, or of a different kind."""
+        raise NotImplementedError
 
     def agree(self, numbers: Tensor) -> Tensor:
         """Make the numbers behind a decision the same on every rank of a process group."""
