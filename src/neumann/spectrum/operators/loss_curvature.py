@@ -236,7 +236,8 @@ class CurvatureOperator(Operator):
                     reason = (
                         f"a float64 copy of the model fails ({str(error).partition(chr(10))[0]})"
                     )
-        precision.warn_of_lost_digits(layer, ratio, reason)
+        if ratio >= precision.WARNING_RATIO:
+            precision.warn_of_lost_digits(layer, ratio, reason)
         return 0.0
 
     def _find_largest_mean(self) -> tuple[str, float]:

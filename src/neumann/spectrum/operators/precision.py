@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 Multiply = Callable[[Tensor], Tensor]
 
 LARGE_RATIO = 4.0  # |mean| in standard deviations from which a layer is worth a comparison
+WARNING_RATIO = 10.0  # from which the loss of digits may exceed the other noise
 POWER_STEPS = 3
 ERROR_PER_DIFFERENCE = 4.0  # the power method finds a third of ‖E‖ or more
 
@@ -87,8 +88,8 @@ def difference_norm(multiply: Multiply, multiply_in_float64: Multiply, start: Te
 
 def warn_of_lost_digits(layer: str, ratio: float, reason: str) -> None:
     warnings.warn(
-        f"layer {layer!r} normalizes features whose mean is {ratio:.0f} standard deviations: float32 "
-        f"loses digits there, and the stated errors do not include that, because {reason}; "
+        f"layer {layer!r} normalizes features whose mean is {ratio:.0f} standard deviations: "
+        f"float32 loses digits there, and the stated errors do not include that, because {reason}; "
         "measure copy.deepcopy(model).double()",
         stacklevel=3,
     )
