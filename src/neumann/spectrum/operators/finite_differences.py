@@ -103,7 +103,7 @@ class Differences(CurvatureOperator):
         if length > 0:
             error = max(error, self._error_along(product / length)[0])
         truncation = float(self.agree(torch.tensor(error, dtype=torch.float64)))
-        return truncation if self._sharded else max(truncation, self._measure_precision())
+        return truncation if self._sharded else max(truncation, self._measure_float32_error())
 
     def _error_along(self, unit: Tensor) -> tuple[float, Tensor]:
         """Return the difference between the products with h and 2h, and the former."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, distributed, nn
 
-from neumann.spectrum.operators import model_state, precision
+from neumann.spectrum.operators import float32_error, model_state
 from neumann.spectrum.operators.batches import (
     Piece,
     check_chunks,
@@ -208,9 +208,9 @@ class CurvatureOperator(Operator):
             return self._session_error
 
     def _measure_product_error(self) -> float:
-        return self._measure_precision()
+        return self._measure_float32_error()
 
-    def _measure_precision(self) -> float:
+    def _measure_float32_error(self) -> float:
         """Return the error of float32 products, or 0 unless a layer subtracts a large mean.
 
         If the products cannot be compared with float64, warn instead.
@@ -218,7 +218,7 @@ class CurvatureOperator(Operator):
         if self.dtype != torch.float32:
             return 0.0
         layer, ratio = self._find_largest_mean()
-        if not ratio >= precision.LARGE_RATIO:
+        if not ratio >= float32_error.LARGE_RATIO:
             return 0.0
         start = random_unit(self.size, 0, self.dtype, self.device)
         reason = "the data are spread over processes"
@@ -229,25 +229,25 @@ class CurvatureOperator(Operator):
                 try:
                     twin = self._copy_in_float64()
                     with twin.session():
-                        found = precision.difference_norm(self.product, twin.product, start)
-                    return precision.ERROR_PER_DIFFERENCE * found
+                        found = float32_error.difference_norm(self.product, twin.product, start)
+                    return float32_error.ERROR_PER_DIFFERENCE * found
                 # Whatever a model does in float64, it must not end the measurement in float32.
                 except Exception as error:
                     reason = (
                         f"a float64 copy of the model fails ({str(error).partition(chr(10))[0]})"
                     )
-        if ratio >= precision.WARNING_RATIO:
-            precision.warn_of_lost_digits(layer, ratio, reason)
+        if ratio >= float32_error.WARNING_RATIO:
+            float32_error.warn_of_lost_digits(layer, ratio, reason)
         return 0.0
 
     def _find_largest_mean(self) -> tuple[str, float]:
         """Return the normalization layer with the largest |mean|/std of its features, and that."""
-        if not any(map(precision.is_normalization, self.model.modules())):
+        if not any(map(float32_error.is_normalization, self.model.modules())):
             return "", 0.0
         with (
             raise_on_all_ranks(self.process_group, self.device),
             torch.no_grad(),
-            precision.record_means(self.model) as means,
+            float32_error.record_means(self.model) as means,
         ):
             for index in range(len(self.pieces)):
                 self.objective.forward(self.model, self._start_pass(index))

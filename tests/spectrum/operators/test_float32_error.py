@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from neumann.spectrum import Differences, GaussNewton, Hessian, Preconditioned, extremes
-from neumann.spectrum.operators import precision
+from neumann.spectrum.operators import float32_error
 from tests.support.small_networks import as_type, batch, dense_hessian, problem
 from tests.support.spectra import ends_of, random_network, shift_features
 
@@ -100,11 +100,11 @@ def test_a_warning_names_the_layer_where_float64_does_not_work(why):
 def test_means_of_every_normalization(layer, shape):
     features = batch(shape[0], *shape[1:])[0].float()
     model = nn.Sequential(layer)
-    with precision.record_means(model) as small:
+    with float32_error.record_means(model) as small:
         model(features)
-    with precision.record_means(model) as large:
+    with float32_error.record_means(model) as large:
         model(features + 100)
-    assert float(small["0"]) < precision.LARGE_RATIO < 50 < float(large["0"])
-    with precision.record_means(model) as constant:
+    assert float(small["0"]) < float32_error.LARGE_RATIO < 50 < float(large["0"])
+    with float32_error.record_means(model) as constant:
         model(torch.zeros(shape))
     assert float(constant["0"]) == 0
