@@ -124,6 +124,22 @@ def wait_for(file, program):
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
+def test_a_run_stopped_after_any_step_of_an_epoch_resumes_with_the_same_records(tmp_path, last):
+    """Also after the last one, when the epoch has not been evaluated yet."""
+    config = TrainConfig(batch_size=512, epochs=2, log_every=1, resume="auto").resolve()
+
+    def stop(line):
+        if line["kind"] == "step" and line["step"] == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Training(config, Process()).run(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        Training(config, Process()).run(tmp_path / "stopped", stop)
+    Training(config, Process()).run(tmp_path / "stopped")
+    assert same(final(tmp_path / "stopped"), final(tmp_path / "whole"))
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments(whole, tmp_path):
     folder = tmp_path / "run"

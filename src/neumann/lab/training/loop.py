@@ -154,6 +154,9 @@ class Training:
                     number = agreement.exchange(received.number)
                     if number is not None:
                         self.clock.end_lap()
+                        if self.step % self.steps_per_epoch == 0:
+                            # A resumed run starts with the next epoch, so this one ends here.
+                            self._end_epoch(epoch + 1)
                         agreement.finish()
                         self._save()
                         progress = f"after step {self.step}; --resume auto continues from there"
