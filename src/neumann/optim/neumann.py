@@ -9,6 +9,7 @@ in `update`.
 A gradient travels p.grad → `StateStore.gather` → the preconditioner → the backend → p.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance import distance_squared
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
 from neumann.optim.dtensor import local_part
+from neumann.optim.interrupts import run_uninterrupted
 from neumann.optim.options import has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
@@ -32,6 +34,19 @@ from neumann.optim.skipping import agree_on_skipping
 from neumann.optim.state import CLOCK, DISTANCE, OFFSET, WEIGHTS, StateStore
 from neumann.optim.tensors import Tensors
 from neumann.optim.write_watch import WriteWatch
+
+# What `load_state_dict` puts into place, and puts back if it fails.
+_REPLACED_BY_LOAD = {
+    "param_groups",
+    "state",
+    "_store",
+    "_backend",
+    "_sharding",
+    "_variables",
+    "_watch",
+    "_switching",
+    "_cut_short",
+}
 
 
 class Neumann(Optimizer):
@@ -93,6 +108,8 @@ class Neumann(Optimizer):
 
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
     _checkpointing = False  # inside a `checkpointing` block
+    _constructing = False  # the groups are still those given to the constructor
+    _cut_short = False  # the update of the last step failed on the way
     _switching = False  # between the modes: `train` or `eval` was cut short
 
     def __init__(
@@ -134,7 +151,9 @@ class Neumann(Optimizer):
         self._backend: Backend
         self._sharding: Sharding | None  # None: this process has every parameter whole
         self._variables: int | None  # of the whole process group, as of the last step
+        self._constructing, self._cut_short = True, False
         super().__init__(params, defaults)
+        self._constructing = False
         if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
 
@@ -147,7 +166,11 @@ class Neumann(Optimizer):
             group["params"] = list(group["params"])
             taken = {n for known in self.param_groups for n in known.get("param_names", ())}
             options.check_parameters(group["params"], taken)
-        current = {"training": self.training} if self.param_groups else {}
+        current: dict[str, Any] = {}
+        if self.param_groups:
+            current = {"training": self.training}
+            if not self._constructing:  # a load or the user may have changed what all share
+                group = {**{name: self.param_groups[0][name] for name in options.COMMON}, **group}
         merged = {**self.defaults, **group, **current}
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
@@ -171,14 +194,9 @@ class Neumann(Optimizer):
         store.bind(self.param_groups, self.state)
         if store.scalars:
             self._finish_distance()  # what the last step left pending
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        sharding = find_sharding(parameters, self.process_group)
-        first: Any = self.param_groups[0]
-        if sharding is not None and first["differentiable"]:
-            raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
-        devices = {p.device for p in parameters}
-        backend = choose_backend(first, devices, 1 if sharding is None else len(sharding.sums))
-        device = parameters[0].device if parameters else torch.device("cpu")
+        sharding, backend = self._find_backend(self.param_groups[0])
+        first = next((p for group in self.param_groups for p in group["params"]), None)
+        device = torch.device("cpu") if first is None else first.device
         self._backend = backend(device)
         self._sharding, self._variables = sharding, None
         self._watch = WriteWatch()
@@ -186,8 +204,20 @@ class Neumann(Optimizer):
         is_known = store.tie_scalars(device, backend.on_device)
         if sharding is not None:
             sharding.sums_are_known = int(store.scalars[CLOCK]) == 0  # at first every δ is 0
+            if not has_forces(self.param_groups[0]):
+                store.scalars[DISTANCE].zero_()  # no step will measure it
         elif not is_known:
             self._measure_distance()
+
+    def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
+        """How the parameters are spread, and the backend that these options of a group ask for."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        sharding = find_sharding(parameters, self.process_group)
+        if sharding is not None and group["differentiable"]:
+            raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
+        devices = {p.device for p in parameters}
+        sums = 1 if sharding is None else len(sharding.sums)
+        return sharding, choose_backend(group, devices, sums)
 
     def _reconcile(self) -> None:
         """Catch up with changes made directly to `param_groups` and `state`.
@@ -220,8 +250,17 @@ class Neumann(Optimizer):
 
     @tracing.without_scheduler_wrapper
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; `closure`, if given, re-evaluates the model and returns the loss."""
+        """Take one step; `closure`, if given, re-evaluates the model and returns the loss.
+
+        A step that raises before its update begins changes nothing: bad options, a sparse gradient,
+        an error in the closure or in P, no memory for what it prepares. Weights, m, δ, the clock
+        and the count of skipped steps are as before; only P's own memory may have taken in the
+        gradient. Ctrl-C waits for the end of an update. If the update itself fails, on a broken
+        device for example, some weights have moved and others have not: then `step`, `train`,
+        `eval` and `state_dict` raise until a checkpoint is loaded.
+        """
         traced = torch.compiler.is_compiling()
+        self._refuse_cut_short()
         if traced:
             sharded = self._sharding is not None
             tracing.refuse_untraceable(self.param_groups, self.state, sharded=sharded)
@@ -253,11 +292,10 @@ class Neumann(Optimizer):
         watched = has_forces(self.param_groups[0])
         weights = [w for group in groups for w in group.weights] if watched else []
         self._watch.compare(weights, store.name_of)
-        found_inf = self._agree_on_skipping(groups)
+        found_inf, counted = self._agree_on_skipping(groups)
         if found_inf is not None and not self._backend.on_device and bool(found_inf):
+            store.count_skipped(counted)
             return
-        if store.drop_averages(groups):
-            self._forget_distance()
         # On the host nothing is left to skip.
         skip = found_inf if self._backend.on_device else None
         groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), skip)
@@ -265,14 +303,25 @@ class Neumann(Optimizer):
         if self._sharding is not None:
             groups, sums = self._sharding.split(groups), self._sharding.sums
         scalars = Scalars(store.scalars[CLOCK], r_squared, sums, grad_scale, found_inf)
-        self._backend.step(groups, store.step_options(self._variables), scalars)
-        self._watch.remember(weights)
+        update = self._backend.prepare(groups, store.step_options(self._variables), scalars)
+
+        def write() -> None:
+            self._cut_short = True
+            store.count_skipped(counted)
+            update()
+            if store.drop_averages(groups):
+                self._forget_distance()
+            self._watch.remember(weights)
+            self._cut_short = False
+
+        run_uninterrupted(write)
 
     def _traced_step(self) -> None:
         """The step as a tracer sees it."""
         store = self._store
         groups = self._gather()
-        found_inf = self._agree_on_skipping(groups)
+        found_inf, counted = self._agree_on_skipping(groups)
+        store.count_skipped(counted)
         if store.drop_averages(groups):
             self._forget_distance()
         groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), found_inf)
@@ -287,8 +336,8 @@ class Neumann(Optimizer):
         sharded = self._sharding is not None
         return self._store.gather(sharded=sharded, on_new_parameters=self._adopt_parameters)
 
-    def _agree_on_skipping(self, groups: list[Tensors]) -> Tensor | None:
-        """Not zero to skip the step; with sharded parameters this also brings r² up to date."""
+    def _agree_on_skipping(self, groups: list[Tensors]) -> tuple[Tensor | None, Tensor | None]:
+        """See `skipping`; with sharded parameters this also brings r² up to date."""
         found = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
         reduce = None if self._sharding is None else partial(self._reduce, self._sharding, groups)
         return agree_on_skipping(groups, self._store, found, reduce)
@@ -313,6 +362,14 @@ class Neumann(Optimizer):
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
             raise RuntimeError(tracing.EVALUATION_MODE)
+
+    def _refuse_cut_short(self) -> None:
+        if self._cut_short:
+            raise RuntimeError(
+                "the last step was cut short, so weights and state are a mixture of before and "
+                "after it: load a checkpoint, with load_state_dict and together with the model's "
+                "weights"
+            )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -367,6 +424,7 @@ class Neumann(Optimizer):
         the repair be cut short too, `training` is False, w is in the state, and the next call of
         `train` or `eval` finishes the switch.
         """
+        self._refuse_cut_short()
         if mode == self.training and not self._switching:
             return self
         self._reconcile()
@@ -453,6 +511,7 @@ class Neumann(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim, with everything that a bit-identical continuation needs."""
+        self._refuse_cut_short()
         self._reconcile()
         self._finish_distance()
         state_dict = super().state_dict()
@@ -466,23 +525,56 @@ class Neumann(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adopt state, hyperparameters and mode. Parameters are never written.
+        """Adopt state, hyperparameters and mode, or nothing. Parameters are never written.
 
-        Load the model's weights before or after, saved in the same mode as the state dict.
+        Load the model's weights before or after, saved in the same mode as the state dict. `fused`,
+        `foreach` and `capturable` say how steps run on one machine. Where the saved ones cannot
+        run, this optimizer keeps its own, with a warning.
+
+        Raises:
+            ValueError: the state dict belongs to another model or optimizer, or holds an option or
+                a value that cannot be. The optimizer is as it was before.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"the state dict must be a dict, got {type(state_dict).__name__}")
+        before = {name: value for name, value in self.__dict__.items() if name in _REPLACED_BY_LOAD}
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
-        prepare = partial(checkpoint.prepare, names=self._store.names())
+        prepare = partial(
+            checkpoint.prepare, names=self._store.names(), fit_to_machine=self._fit_to_machine
+        )
         handle = self.register_load_state_dict_pre_hook(prepare)
         try:
             super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
         finally:
             handle.remove()
+
+    def _fit_to_machine(self, groups: list[dict[str, Any]]) -> None:
+        """Replace flags of loaded groups that cannot run here by this optimizer's own."""
+        try:
+            self._find_backend(groups[0])
+        except RuntimeError as error:
+            flags = {name: self.param_groups[0][name] for name in options.MACHINE}
+            self._find_backend({**groups[0], **flags})  # raises if the reason is another one
+            was_captured = groups[0]["capturable"] and not flags["capturable"]
+            for group in groups:
+                group.update(flags)
+                if was_captured:  # a number on a device, for the graph
+                    group["lr"] = float(group["lr"])
+            kept = ", ".join(f"{name}={value}" for name, value in flags.items())
+            warnings.warn(
+                f"the state dict was saved on another kind of machine ({error}), so this optimizer "
+                f"keeps {kept}",
+                stacklevel=5,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         self._reconcile()
         self._finish_distance()
         group = None if self.process_group is None else SharedGroup(self.process_group)
-        own = {"process_group": group, "_switching": self._switching}
+        own = {"process_group": group, "_switching": self._switching, "_cut_short": self._cut_short}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -490,7 +582,7 @@ class Neumann(Optimizer):
         shared = state.get("process_group")
         if shared is not None:
             state = {**state, "process_group": shared.group}
-        super().__setstate__(state)
+        super().__setstate__({"_switching": False, "_cut_short": False, **state})
         checkpoint.complete(self.param_groups, self.state, self.defaults)
         self._store = StateStore()
         self._store.made_for = [group["precondition"] for group in self.param_groups]

@@ -56,9 +56,10 @@ class GroupOptions(OwnOptions, CommonOptions):
 
 OWN = tuple(OwnOptions.__annotations__)
 COMMON = tuple(CommonOptions.__annotations__)
+MACHINE = ("foreach", "fused", "capturable")  # say how steps run here, not what they compute
 _TYPES = get_type_hints(GroupOptions)
 _FLAGS = [name for name, kind in _TYPES.items() if kind in (bool, bool | None)]
-_STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # Defaults that depend on the preconditioner: the paper's, and what measurements favor under P
 # (docs/preconditioning.md). The spectral P needs less momentum: it has its own before it.
@@ -234,7 +235,7 @@ def check_group(group: Mapping[str, Any]) -> None:
         good = isinstance(value, bool) or (value is None and _TYPES[name] == bool | None)
         require(good, name, value, "True or False")
     state_dtype = group["state_dtype"]
-    known = state_dtype in _STATE_DTYPES
+    known = state_dtype in STATE_DTYPES
     require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
     check_preconditioner(group)
     _check_flags(group)

@@ -4,6 +4,7 @@ All arithmetic is in float32 or wider: half-precision tensors are widened, updat
 once. Complex tensors are seen as pairs of reals, in the same memory.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,15 +15,34 @@ from neumann.optim.tensors import Tensors
 from neumann.optim.update import Update
 
 
+def prepare_update(
+    tensors: Tensors, coefficients: Coefficients, update: Update, seed: int = 0
+) -> Callable[[], float]:
+    """Get `update` ready for tensors of any device and dtype; the result runs it, and returns 0.
+
+    Complex tensors become pairs of reals. The caller's gradients are never changed. `seed` is for
+    rounding bfloat16 state, and has to change from step to step.
+    """
+    buckets = _buckets(tensors)
+
+    def run() -> float:
+        _apply_update(buckets, coefficients, update, seed)
+        return 0.0
+
+    return run
+
+
 def apply_update(
     tensors: Tensors, coefficients: Coefficients, update: Update, seed: int = 0
 ) -> None:
-    """Run `update` on tensors of any device and dtype; complex tensors become pairs of reals.
+    """Run `update` at once; see `prepare_update`."""
+    _apply_update(_buckets(tensors), coefficients, update, seed)
 
-    The caller's gradients are never changed. `seed` is for rounding bfloat16 state, and has to
-    change from step to step.
-    """
-    for own, wide in _buckets(tensors):
+
+def _apply_update(
+    buckets: list[tuple[Tensors, Tensors]], coefficients: Coefficients, update: Update, seed: int
+) -> None:
+    for own, wide in buckets:
         update(wide, coefficients)
         if own.weights is not wide.weights:
             for mine, widened in zip(own.weights, wide.weights, strict=True):

@@ -18,17 +18,18 @@ def agree_on_skipping(
     store: StateStore,
     found: Tensor | None,
     reduce: Callable[[Tensor | None], Tensor | None] | None,
-) -> Tensor | None:
-    """Decide, with all processes, whether to skip this step, and count it if so.
+) -> tuple[Tensor | None, Tensor | None]:
+    """Decide, with all processes, whether to skip this step.
 
     Args:
         groups: with the gradients.
-        store: has the option and the counter.
+        store: has the option.
         found: what a GradScaler has found on this process, if there is one.
         reduce: adds the flag up over all processes; None if parameters are not sharded.
 
     Returns:
-        A tensor that is not zero to skip; None if nobody checks.
+        A tensor that is not zero to skip, None if nobody checks; and what to add to the count of
+        skipped steps, which `StateStore.count_skipped` does when the step is taken.
     """
     checks = store.groups[0]["skip_nonfinite"]
     flag = None
@@ -42,11 +43,9 @@ def agree_on_skipping(
     elif flag is not None and distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(flag, distributed.ReduceOp.MAX)
     if flag is None or not checks:
-        return found
-    skipped = store.scalars[SKIPPED]
-    flag = flag.ne(0).to(skipped)
-    skipped.add_(flag)
-    return flag if found is None else found.to(flag) + flag
+        return found, None
+    flag = flag.ne(0).to(store.scalars[SKIPPED])
+    return flag if found is None else found.to(flag) + flag, flag
 
 
 def find_nonfinite(groups: Sequence[Tensors], device: torch.device) -> Tensor:

@@ -248,6 +248,11 @@ class StateStore:
             self.timetable(), first["cubic"], repulsive, first["average"], first["bounded"]
         )
 
+    def count_skipped(self, skipped: Tensor | None) -> None:
+        """Add to the count of skipped steps; None: nobody checks."""
+        if skipped is not None:
+            self.scalars[SKIPPED].add_(skipped)
+
     def count_variables(self) -> int:
         """The "num variables" of the paper, over the parameters of this process."""
         variables = self.groups[0]["variables"]

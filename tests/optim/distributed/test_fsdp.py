@@ -312,3 +312,20 @@ def compiled():
 def test_a_compiled_step_falls_back_or_is_refused(two):
     for ours in two.run(compiled):
         assert furthest(ours, outcome(trained_alone())) < 1e-12
+
+
+# ------------------------------------------------------------------ without forces
+
+
+def distance_after_a_load():
+    model, optimizer = sharded(FLAT, torch.float64, cubic=0.0, repulsive=0.0)
+    train(model, optimizer, range(4), own_share)
+    optimizer.load_state_dict(optimizer.state_dict())
+    found = [optimizer.diagnostics().distance]
+    train(model, optimizer, range(4, 6), own_share)
+    return [*found, optimizer.diagnostics().distance]
+
+
+def test_without_forces_the_distance_is_zero_after_a_load_too(two):
+    for found in two.run(distance_after_a_load):
+        assert found == [0.0, 0.0]

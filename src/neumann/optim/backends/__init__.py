@@ -4,8 +4,8 @@
 reading and for autograd, `lists` runs anywhere, `cpu` (numba) and `cuda` (Triton) make one pass
 over memory. `traced` is not a backend: it is the step that torch.compile sees.
 
-To add a fused backend, subclass `host.HostBackend` (only `update` is left to write) or implement
-`base.Backend`, and list the class in `FUSED`.
+To add a fused backend, subclass `host.HostBackend` (only `prepare_update` is left to write) or
+implement `base.Backend`, and list the class in `FUSED`.
 """
 
 import torch

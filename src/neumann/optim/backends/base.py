@@ -3,9 +3,12 @@
 A backend receives the tensors of all groups and the scalars of the step. It ticks the clock, works
 out phase and coefficients, updates w, m and δ, and leaves Σδ² for the next step's distance. A
 parameter without a gradient stays put, but its m is reset at a reset and its δ counts in Σδ².
+
+What can fail comes first, for all groups: a step that raises in `prepare` has changed nothing. The
+clock ticks last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -47,8 +50,10 @@ class Backend(Protocol):
         `sums` is the number of sums of squares that it would have to keep apart.
         """
 
-    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
-        """Take one step of all groups."""
+    def prepare(
+        self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars
+    ) -> Callable[[], None]:
+        """Get one step of all groups ready, without a change; the result takes the step."""
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
         """Write Σδ² as it is now, with the additions of a step and therefore its bits."""

@@ -1,11 +1,12 @@
 """Steps whose clock and coefficients are Python numbers: all backends but the CUDA one.
 
 `HostBackend` works out a step's phase and coefficients; a subclass runs the update of one group.
+Nothing is written before the updates of all groups are ready.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, ClassVar
 
 import torch
@@ -27,45 +28,89 @@ class HostBackend(ABC):
     unscales: ClassVar[bool] = False
     sums_squares: ClassVar[bool] = False  # whether `update` returns Σδ²
 
-    def __init__(self, device: torch.device) -> None:  # noqa: B027
-        """Nothing depends on the device."""
+    def __init__(self, device: torch.device) -> None:
+        self._fitting: dict[int, list[list[Tensor]]] = {}  # of each group: w, m and δ that fit
 
     @classmethod
     def unavailable(cls, sums: int) -> str | None:
         return None
 
     @abstractmethod
-    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
-        """Update one group, all of whose parameters have a gradient; index is its number.
+    def prepare_update(
+        self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int
+    ) -> Callable[[], float]:
+        """Get the update of one group ready, all of whose parameters have a gradient.
 
-        Returns Σδ² of the new δ if the backend sums squares, else 0.
+        Whatever can fail without a write belongs here: it runs for all groups before the first
+        write.
+
+        Args:
+            index: the number of the group.
+            tensors: of the group.
+            coefficients: of this step.
+            seed: of stochastic rounding; differs from step to step.
+
+        Returns:
+            A function that updates the group, and returns Σδ² of the new δ if the backend sums
+            squares, else 0.
         """
 
-    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
-        """See `Backend.step`. A step to be skipped does not get here."""
-        scalars.clock.add_(1)
-        step = int(scalars.clock)
+    def prepare(
+        self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars
+    ) -> Callable[[], None]:
+        """See `Backend.prepare`. A step to be skipped does not get here."""
+        step = int(scalars.clock) + 1
         phase, t = options.timetable.place(step)
         # The force acts in the iterate phase alone.
         forced = options.has_forces and phase is Phase.ITERATE
         distance = take_root(scalars.distance_squared) if forced else None
         scale = 1.0 if scalars.grad_scale is None else 1 / float(scalars.grad_scale)
-        squares = []
+        momenta: list[float] = []
+        updates: list[Callable[[], float]] = []
         for index, group in enumerate(groups):
+            self._check_fit(index, group)
             momentum = momentum_at(t, group.options["momentum"])
-            group.momentum.fill_(momentum)
+            momenta.append(momentum)
             moving = group.with_gradient()
-            squared = 0.0
             if moving.weights:
                 own = _compute_coefficients(group, options, phase, momentum, distance, scale)
-                squared = self.update(index, moving, own, step)
-            squares.append(squared)
+                updates.append(self.prepare_update(index, moving, own, step))
+            else:
+                updates.append(_update_nothing)
+        resting: list[Tensor] = []
         if phase is Phase.RESET:
-            resting = (group.without_gradient().iterates for group in groups)
-            for iterate in chain.from_iterable(resting):
+            resting = [m for group in groups for m in group.without_gradient().iterates]
+
+        def take_step() -> None:
+            squares = [update() for update in updates]
+            for iterate in resting:
                 iterate.zero_()
-        if options.has_forces:
-            self._add_up(groups, squares, scalars.sums)
+            if options.has_forces:
+                self._add_up(groups, squares, scalars.sums)
+            for group, momentum in zip(groups, momenta, strict=True):
+                group.momentum.fill_(momentum)
+            scalars.clock.add_(1)
+
+        return take_step
+
+    def _check_fit(self, index: int, group: Tensors) -> None:
+        """Raise if m or δ of a parameter could not be its own; looks again if one was replaced."""
+        kept = (group.weights, group.iterates, group.offsets or [])
+        known = self._fitting.get(index)
+        if known is not None and all(
+            len(old) == len(new) and all(map(is_, old, new))
+            for old, new in zip(known, kept, strict=True)
+        ):
+            return
+        for number, (w, _, m, offset) in enumerate(group):
+            for name, state in (("iterate", m), ("offset", offset)):
+                if state is not None and not _fits(state, w):
+                    raise ValueError(
+                        f"the {name} of tensor {number} in group {index} must have its weight's "
+                        f"shape {tuple(w.shape)} and device {w.device}, got {tuple(state.shape)} "
+                        f"on {state.device}"
+                    )
+        self._fitting[index] = [list(of) for of in kept]
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
         squares = [0.0] * len(groups)
@@ -73,7 +118,7 @@ class HostBackend(ABC):
             for index, group in enumerate(groups):
                 moving = group.with_gradient()
                 if moving.weights:
-                    squares[index] = self.update(index, moving, IDLE, 0)
+                    squares[index] = self.prepare_update(index, moving, IDLE, 0)()
         self._add_up(groups, squares, sums)
 
     def finish_distance(self, distance_squared: Tensor) -> None:  # noqa: B027
@@ -97,6 +142,15 @@ class HostBackend(ABC):
                 offsets = [o.clone() for o in offsets]  # the next step writes the originals
             totals.append(distance_squared(offsets, sums.device) + summed)
         sums.copy_(torch.stack(totals).reshape(sums.shape))
+
+
+def _update_nothing() -> float:
+    return 0.0
+
+
+def _fits(state: Tensor, weight: Tensor) -> bool:
+    same_kind = state.is_complex() == weight.is_complex()
+    return state.shape == weight.shape and state.device == weight.device and same_kind
 
 
 def _compute_coefficients(

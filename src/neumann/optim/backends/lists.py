@@ -5,6 +5,7 @@ in an eager step, or a list with a scalar tensor for each tensor, in a traced st
 is zero is known only when the compiled graph runs, so a zero is masked there instead of skipped.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from neumann.optim.backends.host import HostBackend
 from neumann.optim.phases import Coefficients
-from neumann.optim.precision import apply_update
+from neumann.optim.precision import prepare_update
 from neumann.optim.tensors import Tensors
 from neumann.optim.update import cast_to, is_one, is_zero
 
@@ -56,9 +57,10 @@ class ListBackend(HostBackend):
 
     name = "lists"
 
-    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
-        apply_update(tensors, coefficients, update_lists, seed)
-        return 0.0
+    def prepare_update(
+        self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int
+    ) -> Callable[[], float]:
+        return prepare_update(tensors, coefficients, update_lists, seed)
 
 
 def _mask(tensors: list[Tensor], coefficients: list[Tensor]) -> list[Tensor]:

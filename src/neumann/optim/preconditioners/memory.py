@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, can_cast
 
 from neumann.optim.dtensor import is_dtensor, local_part, place_like
 from neumann.optim.preconditioners import NAMED, Preconditioner
@@ -52,13 +52,13 @@ def create_memory(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     return state
 
 
-def check_shapes(
+def check_memory(
     groups: Sequence[Mapping[str, Any]],
     saved: Sequence[Mapping[str, Any]],
     state: Mapping[Any, Mapping[str, Any]],
     names: Mapping[Tensor, str],
 ) -> None:
-    """Raise if saved state of P has other shapes than P's own; changes nothing."""
+    """Raise if saved state of P has other shapes or dtypes than P's own; changes nothing."""
     for ours, theirs in zip(groups, saved, strict=True):
         group = {**ours, **theirs}
         for p, key in zip(ours["params"], theirs["params"], strict=True):
@@ -66,10 +66,19 @@ def check_shapes(
             if not any(str(name).startswith(PREFIX) for name in entry):
                 continue
             for name, fresh in create_memory(p, group).items():
-                if name in entry and entry[name].shape != fresh.shape:
+                if name not in entry:
+                    continue
+                value = entry[name]
+                if not isinstance(value, Tensor) or not can_cast(value.dtype, fresh.dtype):
+                    got = value.dtype if isinstance(value, Tensor) else repr(value)
+                    raise ValueError(
+                        f"{names[p]} needs {name} as a tensor of {fresh.dtype}, and the state "
+                        f"dict has {got}"
+                    )
+                if value.shape != fresh.shape:
                     raise ValueError(
                         f"{names[p]} needs {name} of shape {tuple(fresh.shape)}, and the state "
-                        f"dict has {tuple(entry[name].shape)}"
+                        f"dict has {tuple(value.shape)}"
                     )
 
 
@@ -107,6 +116,11 @@ def resolve_names(
         if "precondition" not in theirs:
             continue
         saved_as, called = theirs["precondition"], None if own is None else _spell(own)
+        if saved_as is not None and not isinstance(saved_as, str):
+            raise ValueError(
+                f"group {index} of the state dict: precondition must be None or a name, got "
+                f"{saved_as!r}"
+            )
         is_object = own is not None and not isinstance(own, str)
         if called == saved_as or (is_object and _name(called) == _name(saved_as)):
             group["precondition"] = own

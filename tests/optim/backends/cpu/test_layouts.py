@@ -44,7 +44,7 @@ def test_layouts(weight, gradient, dtype):
 
 
 def test_a_dense_layout_is_not_copied(monkeypatch):
-    monkeypatch.setattr(numba_pass, "_run_staged", None)
+    monkeypatch.setattr(numba_pass, "_prepare_staged", None)
     plain = tensors_of([(6, 5, 3, 4)])
     for layout in ("contiguous", "transposed", "channels last"):
         lists = (plain.weights, plain.gradients, plain.iterates, plain.offsets)

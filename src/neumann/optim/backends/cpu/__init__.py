@@ -4,6 +4,7 @@
 `numba_kernel` is the compiled arithmetic. Importing this needs torch alone.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,7 @@ class NumbaBackend(HostBackend):
     sums_squares: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._passes: dict[int, numba_pass.Pass] = {}
 
     @classmethod
@@ -30,6 +32,8 @@ class NumbaBackend(HostBackend):
         """Why numba cannot be used here; None if it can."""
         return numba_pass.unavailable()
 
-    def update(self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int) -> float:
+    def prepare_update(
+        self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int
+    ) -> Callable[[], float]:
         own = self._passes.setdefault(index, numba_pass.Pass())
-        return own.run(tensors, coefficients, rounding="stochastic", seed=seed)
+        return own.prepare(tensors, coefficients, rounding="stochastic", seed=seed)

@@ -12,7 +12,7 @@ forked process. This module needs numba, so `numba_pass` imports it on first use
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
@@ -63,9 +63,14 @@ class Table:
         self._addresses[1] = addresses
 
     def run(self, coefficients: Coefficients, seed: int | None) -> float:
-        """Update every tensor; returns Σδ² of the new δ, 0.0 where it is not kept.
+        """Update every tensor at once; see `prepare`."""
+        return self.prepare(coefficients, seed)()
 
-        `seed` is for stochastic rounding of bfloat16 state; None rounds to nearest.
+    def prepare(self, coefficients: Coefficients, seed: int | None) -> Callable[[], float]:
+        """Get the machine code of an update ready.
+
+        `seed` is for stochastic rounding of bfloat16 state; None rounds to nearest. The result
+        updates every tensor, and returns Σδ² of the new δ, 0.0 where it is not kept.
         """
         w, g, m, *rest = (SAMPLES[dtype] for dtype in self._dtypes)
         offset = rest[0] if rest else None
@@ -104,8 +109,13 @@ class Table:
             terms,
             None if seed is None or not narrow else np.uint64(seed % 2**64),
         )
-        _run_on_threads(arguments, int(self._sizes.sum()))
-        return float(self._squares.sum())
+        _compile(arguments)
+
+        def update() -> float:
+            _run_on_threads(arguments, int(self._sizes.sum()))
+            return float(self._squares.sum())
+
+        return update
 
 
 def touches_iterate(coefficients: Coefficients) -> bool:
@@ -115,7 +125,6 @@ def touches_iterate(coefficients: Coefficients) -> bool:
 
 def _run_on_threads(arguments: tuple[Any, ...], elements: int) -> None:
     """Run the kernel on as many threads as torch uses, or fewer if there is little to do."""
-    _compile(arguments)
     counter = np.zeros(1, np.int64)
     helpers = [
         _pool(os.getpid()).submit(numba_kernel.run, counter, *arguments)

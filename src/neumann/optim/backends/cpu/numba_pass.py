@@ -14,7 +14,7 @@ The kernel writes through addresses, which autograd does not see; it is told whi
 Without numba nothing here works, and `unavailable` says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -64,15 +64,15 @@ class Pass:
         self._tables: list[Table] = []
         self._staged: list[int] = []  # indices of the parameters that are in no table
 
-    def run(
+    def prepare(
         self,
         tensors: Tensors,
         coefficients: Coefficients,
         *,
         rounding: str = "nearest",
         seed: int = 0,
-    ) -> float:
-        """Update w, m and δ in place.
+    ) -> Callable[[], float]:
+        """Get an update of w, m and δ ready: tables, copies and machine code.
 
         Args:
             tensors: on the CPU, of any dtype and strides, each with a gradient.
@@ -82,20 +82,38 @@ class Pass:
                 it every step.
 
         Returns:
-            Σδ² of the new δ, 0.0 where δ is not kept.
+            A function that makes the update in place and returns Σδ² of the new δ, 0.0 where δ is
+            not kept. Call it before this pass prepares another.
         """
         if rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
         coefficients = Coefficients(*map(float, coefficients))
         noise = seed if rounding == "stochastic" else None
         self._arrange(tensors)
-        squared = sum((table.run(coefficients, noise) for table in self._tables), 0.0)
+        runs = [table.prepare(coefficients, noise) for table in self._tables]
         if self._staged:
             entries = _entries(tensors)
             chosen = [entries[index] for index in self._staged]
-            squared += _run_staged(self._staged, chosen, coefficients, noise)
-        torch.autograd.graph.increment_version(_written(tensors, coefficients))
-        return squared
+            runs.append(_prepare_staged(self._staged, chosen, coefficients, noise))
+        written = _written(tensors, coefficients)
+
+        def update() -> float:
+            squared = sum((run() for run in runs), 0.0)
+            torch.autograd.graph.increment_version(written)
+            return squared
+
+        return update
+
+    def run(
+        self,
+        tensors: Tensors,
+        coefficients: Coefficients,
+        *,
+        rounding: str = "nearest",
+        seed: int = 0,
+    ) -> float:
+        """Update w, m and δ at once; see `prepare`."""
+        return self.prepare(tensors, coefficients, rounding=rounding, seed=seed)()
 
     def _arrange(self, tensors: Tensors) -> None:
         """Rebuild the tables unless they still fit.
@@ -116,6 +134,7 @@ class Pass:
             and gradients == self._gradients
             and all(all(map(is_, old, new)) for old, new in zip(self._kept, kept, strict=True))
         ):
+            self._places = []  # an interrupt must not leave new tables with the old places
             entries = _entries(tensors)
             flat = [index for index, entry in enumerate(entries) if _is_flat(entry)]
             self._tables = _tables(flat, [entries[index] for index in flat])
@@ -190,25 +209,38 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _run_staged(
-    members: Sequence[int], entries: Sequence[_Entry], coefficients: Coefficients, seed: int | None
-) -> float:
-    """Update copies of what the kernel cannot take, and copy them back."""
+def _prepare_staged(
+    members: Sequence[int],
+    entries: Sequence[_Entry],
+    coefficients: Coefficients,
+    seed: int | None,
+) -> Callable[[], float]:
+    """Get an update of copies ready, of what the kernel cannot take; they are copied back."""
     fitted = [_fit(entry) for entry in entries]
     tables = _tables(members, fitted)
-    squared = sum((table.run(coefficients, seed) for table in tables), 0.0)
-    narrowed = False
-    for entry, copies in zip(entries, fitted, strict=True):
-        for index, (tensor, copy) in enumerate(zip(entry, copies, strict=True)):
-            if index == _GRADIENT or tensor.data_ptr() == copy.data_ptr():
-                continue
-            tensor.copy_(torch.view_as_complex(copy) if tensor.is_complex() else copy)
-            if index == _OFFSET and copy.dtype != tensor.real.dtype:
-                copy.copy_(_to_plain(tensor))
-                narrowed = True
-    if narrowed:  # the distance is that of the stored offsets
-        squared = sum((table.run(IDLE, None) for table in tables), 0.0)
-    return squared
+    runs = [table.prepare(coefficients, seed) for table in tables]
+    # Offsets that are stored in a narrower dtype: the distance is that of the stored ones.
+    narrowed = [
+        (entry[_OFFSET], copies[_OFFSET])
+        for entry, copies in zip(entries, fitted, strict=True)
+        if len(entry) > _OFFSET and copies[_OFFSET].dtype != entry[_OFFSET].real.dtype
+    ]
+    measures = [table.prepare(IDLE, None) for table in tables] if narrowed else []
+
+    @torch.no_grad()
+    def update() -> float:
+        squared = sum((run() for run in runs), 0.0)
+        for entry, copies in zip(entries, fitted, strict=True):
+            for index, (tensor, copy) in enumerate(zip(entry, copies, strict=True)):
+                if index != _GRADIENT and tensor.data_ptr() != copy.data_ptr():
+                    tensor.copy_(torch.view_as_complex(copy) if tensor.is_complex() else copy)
+        if not narrowed:
+            return squared
+        for offset, copy in narrowed:
+            copy.copy_(_to_plain(offset))
+        return sum((measure() for measure in measures), 0.0)
+
+    return update
 
 
 def _fit(entry: _Entry) -> _Entry:

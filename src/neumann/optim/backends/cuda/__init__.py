@@ -8,7 +8,7 @@ On ROCm torch reports devices of type "cuda" too. The kernels have never run the
 says that it is unavailable and the optimizer falls back to lists.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -38,9 +38,11 @@ class TritonBackend:
             return "its one sum cannot keep apart what is sharded in different ways"
         return stepper.unavailable()
 
-    def step(self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars) -> None:
-        """See `Backend.step`. Σδ² stays pending until the next step or `finish_distance`."""
-        self.stepper.step(
+    def prepare(
+        self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars
+    ) -> Callable[[], None]:
+        """See `Backend.prepare`. Σδ² stays pending until the next step or `finish_distance`."""
+        return self.stepper.prepare(
             groups,
             options,
             scalars.clock,

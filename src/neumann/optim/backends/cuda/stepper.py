@@ -15,7 +15,7 @@ was set before Triton was imported.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from types import ModuleType
@@ -117,17 +117,31 @@ class Stepper:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """Take one step of all groups.
+        """Take one step of all groups; see `prepare`."""
+        self.prepare(
+            groups, options, clock, distance_squared, grad_scale=grad_scale, found_inf=found_inf
+        )()
 
-        Ticks the clock (one int64) and brings r² (one float64) up to the state before this step;
-        the sums of this step stay pending. Gradients are divided by grad_scale. If found_inf is not
-        zero, nothing changes.
+    def prepare(
+        self,
+        groups: Sequence[Tensors],
+        options: StepOptions,
+        clock: Tensor,
+        distance_squared: Tensor,
+        *,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> Callable[[], None]:
+        """Get one step of all groups ready: tables and kernels; gradients must be off.
+
+        The result takes the step. It ticks the clock (one int64) and brings r² (one float64) up to
+        the state before this step; the sums of this step stay pending. Gradients are divided by
+        grad_scale. If found_inf is not zero, nothing changes.
         """
         self._check_scalar("clock", clock, torch.int64)
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         for group in groups:
             self._check_scalar("momentum", group.momentum, torch.float64)
-        scalars = _scalars()
         with self._on_device():
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             layout, addresses, copies = self._lay_out(groups, distance_squared, capturing)
@@ -139,7 +153,6 @@ class Stepper:
             tables = {
                 name: self._mirrors[name].send(contents[name], capturing) for name in contents
             }
-            layout.fill_stand_ins()
             arguments: tuple[Any, ...] = (
                 clock,
                 distance_squared,
@@ -155,12 +168,24 @@ class Stepper:
                 layout.coefficients,
             )
             constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
-            self._launch(scalars.scalars_kernel, -1, 1, arguments, constants)
-            self._update(layout, tables["gradients"], clock)
-            layout.copy_stand_ins_back()
-            del copies  # not before the launches that read them
-            if not capturing:
-                increment_version(_written(groups, clock, distance_squared))
+            launches = [
+                self._prepare_launch(_scalars().scalars_kernel, -1, 1, arguments, constants),
+                *self._prepare_update(layout, tables["gradients"], clock),
+            ]
+            layout.fill_stand_ins()
+        written = [] if capturing else _written(groups, clock, distance_squared)
+
+        def take_step() -> None:
+            nonlocal copies
+            with self._on_device():
+                for launch in launches:
+                    launch()
+                layout.copy_stand_ins_back()
+                copies = []  # not before the launches that read them
+                if written:
+                    increment_version(written)
+
+        return take_step
 
     @torch.no_grad()
     def measure(self, groups: Sequence[Tensors], distance_squared: Tensor) -> None:
@@ -172,13 +197,17 @@ class Stepper:
             layout.fill_stand_ins()
             layout.set_idle_coefficients()
             clock = torch.zeros((), dtype=torch.int64, device=self.device)
-            self._update(layout, gradients, clock)
+            for launch in self._prepare_update(layout, gradients, clock):
+                launch()
             del copies
             layout.pending.fill_(1)
         self.finish_distance(distance_squared)
 
-    def _update(self, layout: Layout, gradients: Tensor, clock: Tensor) -> None:
-        """Launch the update, with the coefficients that the layout holds."""
+    def _prepare_update(
+        self, layout: Layout, gradients: Tensor, clock: Tensor
+    ) -> list[Callable[[], Any]]:
+        """The launches of the update, with the coefficients that the layout holds."""
+        launches = []
         for launch, constants in zip(layout.launches, self._constants, strict=True):
             arguments = (
                 layout.programs,
@@ -190,31 +219,35 @@ class Stepper:
                 launch.base,
             )
             kernel = _kernels().update_kernel
-            self._launch(kernel, launch.base, launch.programs, arguments, constants)
+            launches.append(
+                self._prepare_launch(kernel, launch.base, launch.programs, arguments, constants)
+            )
+        return launches
 
-    def _launch(
+    def _prepare_launch(
         self,
         kernel: Any,
         position: int,
         programs: int,
         arguments: tuple[Any, ...],
         constants: dict[str, Any],
-    ) -> None:
-        """Launch a kernel, directly what Triton compiled if such arguments have been seen before.
+    ) -> Callable[[], Any]:
+        """A launch of a kernel, compiled now unless such arguments have been seen before.
 
         Triton would inspect every argument and constant again, which takes longer than all other
-        Python of a step. `position` distinguishes the launches of a layout.
+        Python of a step, so what it compiled is launched directly. `position` distinguishes the
+        launches of a layout.
         """
         form = (position, *map(_form, arguments))
         known = self._compiled.get(form)
-        if known is not None:
-            compiled, values = known
-            compiled[(programs, 1, 1)](*arguments, *values)
-            return
-        compiled = kernel[(programs,)](*arguments, **constants)
-        if compiled is not None:  # the interpreter compiles nothing
+        if known is None:
+            if _is_interpreted(_kernels()):
+                return partial(kernel[(programs,)], *arguments, **constants)
+            compiled = kernel[(0,)](*arguments, **constants)  # without programs nothing runs
             names = kernel.arg_names[len(arguments) :]
-            self._compiled[form] = (compiled, [constants[name] for name in names])
+            known = self._compiled[form] = (compiled, [constants[name] for name in names])
+        compiled, values = known
+        return partial(compiled[(programs, 1, 1)], *arguments, *values)
 
     def finish_distance(self, distance_squared: Tensor) -> None:
         """Add up what the last step left pending, with the bits that the next step would get."""
@@ -255,11 +288,13 @@ class Stepper:
                 )
             self.finish_distance(distance_squared)  # the sums are those of the old layout
             pad = int(_scalars().REDUCE.value)
-            layout = self._layout = Layout(groups, self.device, self.block, pad)
+            self._layout = None  # an interrupt must not leave constants of another layout
+            layout = Layout(groups, self.device, self.block, pad)
             self._constants = [self._constants_of(launch) for launch in layout.launches]
             self._compiled: dict[Any, tuple[Any, list[Any]]] = {}
             found = layout.gradient_addresses(gradients)
             assert found is not None  # the layout has their dtypes
+            self._layout = layout
         if capturing:
             self._captured.append(layout)
         return layout, *found
