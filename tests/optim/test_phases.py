@@ -1,8 +1,14 @@
 """The timetable: where resets fall, what μ is, which coefficients a phase has."""
 
-import pytest
+import sys
+import threading
 
-from neumann.optim.phases import Phase, Timetable, choose_coefficients, momentum_at
+import pytest
+import torch
+
+from neumann import Neumann
+from neumann.optim import phases
+from neumann.optim.phases import Phase, Timetable, choose_coefficients, momentum_at, reset_table
 
 
 def resets(timetable: Timetable, until: int) -> list[int]:
@@ -46,6 +52,47 @@ def test_the_order_of_questions_does_not_matter(growth):
     far_first, in_order = Timetable(0, 4, growth), Timetable(0, 4, growth)
     far_first.next_reset(100_000)
     assert resets(far_first, 300) == resets(in_order, 300)
+
+
+def test_threads_that_ask_at_once_get_the_same_table():
+    """Nothing in a shared table can be changed, and none is seen half made."""
+    times, _ = reset_table(4, 1.01)
+    assert isinstance(times, tuple)
+    expected = resets(Timetable(0, 4, 1.01), 3000)
+    failures = []
+
+    def ask(start):
+        try:
+            timetable = Timetable(0, 4, 1.01)
+            timetable.next_reset(10 ** (1 + start % 9))
+            assert resets(timetable, 3000) == expected
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(3):
+            phases._compute_reset_table.cache_clear()
+            workers = [threading.Thread(target=ask, args=(start,)) for start in range(8)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
+
+
+def test_the_largest_growth_does_not_overflow():
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = Neumann([p], 0.1, warmup_steps=0, reset_steps=4, reset_growth=1e308, foreach=False)
+    for _ in range(12):
+        p.grad = torch.ones(2)
+        optimizer.step()
+    assert resets(Timetable(0, 4, 1e308), 100) == [1, 5]
+    assert optimizer.diagnostics().steps_to_reset is None
+    assert torch.isfinite(p).all()
 
 
 def test_momentum_starts_at_half_and_peaks():

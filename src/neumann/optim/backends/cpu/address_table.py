@@ -11,20 +11,18 @@ forked process. This module needs numba, so `numba_pass` imports it on first use
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
 from neumann.optim.backends.cpu import numba_kernel
+from neumann.optim.backends.cpu.compile_lock import take_turn
 from neumann.optim.backends.cpu.numba_kernel import BLOCK, CHUNK
 from neumann.optim.phases import Coefficients
 
@@ -140,20 +138,20 @@ def _run_on_threads(arguments: tuple[Any, ...], elements: int) -> None:
 
 
 def _compile(arguments: tuple[Any, ...]) -> None:
-    """Compile or load the machine code for these types, one process at a time.
-
-    Two processes that write numba's cache at once can give two specializations the same file, and
-    a third that loads it would run code for other dtypes.
-    """
+    """Compile or load the machine code for these types, one process at a time."""
     *_, samples, terms, seed = arguments
     form = tuple(None if a is None else a.dtype for a in (*samples, *terms, seed))
     if form in _compiled:
         return
-    user = getattr(os, "getuid", int)()  # Windows has no user ids
-    lock = Path(tempfile.gettempdir()) / f"neumann-numba-{user}.lock"
-    with FileLock(lock):
-        finished = np.full(1, len(arguments[3]), np.int64)  # no block is left to work on
-        numba_kernel.run(finished, *arguments)
+    finished = np.full(1, len(arguments[3]), np.int64)  # no block is left to work on
+    with take_turn() as has_turn:
+        if not has_turn:
+            numba_kernel.stop_caching()
+        try:
+            numba_kernel.run(finished, *arguments)
+        except OSError:  # the cache cannot be read or written: a full disk, for example
+            numba_kernel.stop_caching()
+            numba_kernel.run(finished, *arguments)
     _compiled.add(form)
 
 

@@ -344,3 +344,8 @@ def run(
                 _block_key(seed, positions[tensor] + start),
             )
             squares[block] = _distance(offset)
+
+
+def stop_caching() -> None:
+    """Compile for this process alone from now on."""
+    cast(Any, run)._cache.disable()
