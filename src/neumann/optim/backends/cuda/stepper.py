@@ -241,9 +241,11 @@ class Stepper:
         form = (position, *map(_form, arguments))
         known = self._compiled.get(form)
         if known is None:
-            if _is_interpreted(_kernels()):
+            compiled = None
+            if not _is_interpreted(_kernels()):  # the interpreter compiles nothing
+                compiled = kernel[(0,)](*arguments, **constants)  # without programs nothing runs
+            if compiled is None:
                 return partial(kernel[(programs,)], *arguments, **constants)
-            compiled = kernel[(0,)](*arguments, **constants)  # without programs nothing runs
             names = kernel.arg_names[len(arguments) :]
             known = self._compiled[form] = (compiled, [constants[name] for name in names])
         compiled, values = known
