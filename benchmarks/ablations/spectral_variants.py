@@ -26,9 +26,9 @@ from benchmarks.contest.stages import Contest, ContestOptions
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
 from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
+from neumann.lab.storage.run_files import Summary
 from neumann.lab.studies.statistics import paired_difference, select_common_seeds
 from neumann.lab.training.loop import Training
-from neumann.lab.training.records import Summary
 
 ENTRANT = "Neumann spectral"
 BASELINE = "as it is"  # the name under which the ledger has it

@@ -16,10 +16,11 @@ from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
+from neumann.lab.storage.run_files import Summary
 from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
-from neumann.lab.training.records import Diverged, Summary
+from neumann.lab.training.records import Diverged
 
 TARGET = 90.0  # %, for the number of steps that a run needs to reach it
 

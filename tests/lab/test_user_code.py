@@ -13,6 +13,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.user_code import call_user_function
+from tests.support.damage import read_payload, seal
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 SMALL = ["--data", "synthetic:4,2,16", "--batch-size", "16", "--epochs", "1", "--device", "cpu"]
@@ -71,6 +72,10 @@ def folder(code, tmp_path):
     content = json.loads(file.read_text())
     content["config"]["opt"] = f"neumann:precondition={code}:make"
     file.write_text(json.dumps(content))
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    payload = read_payload(checkpoint)
+    payload["config"]["opt"] = content["config"]["opt"]
+    seal(checkpoint, payload)
     return folder
 
 

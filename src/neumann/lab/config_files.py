@@ -28,7 +28,9 @@ def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
     given = dict(values)
     for key in ("data_dir", "output"):
         if given.get(key) is not None:
-            given[key] = Path(given[key])
+            text = given[key]
+            require(isinstance(text, str), f"{key} must be a path, got {text!r:.40}")
+            given[key] = Path(text)
     if "arms" in given:
         arms = given["arms"]
         listed = isinstance(arms, list | tuple) and all(isinstance(arm, str) for arm in arms)
@@ -76,7 +78,13 @@ def fill_in_run_defaults(
     return fill_in_defaults(saved, current, defaults)
 
 
-def refuse_difference(folder: Path, content: str, saved: Any, current: Any) -> None:
+def refuse_difference(
+    folder: Path,
+    content: str,
+    saved: Any,
+    current: Any,
+    advice: str = "choose another folder, or remove this one",
+) -> None:
     """Raise a UsageError that names the first keys whose values differ, if any does."""
     before, now = (flatten(found) if isinstance(found, dict) else {} for found in (saved, current))
     differences = [
@@ -88,7 +96,6 @@ def refuse_difference(folder: Path, content: str, saved: Any, current: Any) -> N
     if more > 0:
         differences[MAX_DIFFERENCES:] = [f"and {more} more"]
     found = ", ".join(differences)
-    advice = "choose another folder, or remove this one"
     require(not found, f"{folder} holds {content}: {found}; {advice}")
 
 

@@ -174,7 +174,7 @@ def test_unusable_folders(run, tmp_path, capsys):
     assert "has no checkpoint" in capsys.readouterr().err
     Checkpoints(tmp_path / "checkpoints").save(3, {"model": {}, "optimizer": {}})
     assert main(["spectrum", "--checkpoint", str(tmp_path)]) == 2
-    assert "does not fit" in capsys.readouterr().err
+    assert "is not the checkpoint of a run" in capsys.readouterr().err
     path = tmp_path / "checkpoints" / "checkpoint-000000000003.pt"
     path.write_bytes(path.read_bytes()[:-9])
     assert main(["spectrum", "--checkpoint", str(tmp_path), "--step", "3"]) == 2

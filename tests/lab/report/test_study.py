@@ -7,6 +7,7 @@ import pytest
 from neumann.lab.errors import UsageError
 from neumann.lab.report.study import Sensitivity, Trial, read_study
 from neumann.lab.report.verdicts import state_verdict
+from neumann.lab.storage.reading import RecordsError
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
 
 RATES = [0.1, 0.2, 0.4, 0.8]
@@ -25,18 +26,18 @@ def test_other_folders_are_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "message"),
     [
-        ("sweep.json", {"format": 2, "grid": {}, "winners": None}),
-        ("sweep.json", {"format": 1, "grid": [], "winners": None}),
-        ("comparison.json", {"seeds": 3}),
-        ("comparison.json", {"arms": [], "seeds": 3, "target": None}),
-        ("config.json", {"format": 99}),
+        ("sweep.json", {"format": 2, "grid": {}, "winners": None}, "this version can read"),
+        ("sweep.json", {"format": 1, "grid": [], "winners": None}, "grid should be a JSON object"),
+        ("comparison.json", {"seeds": 3}, "arms is missing"),
+        ("comparison.json", {"arms": [], "seeds": 3, "target": None}, "0 arms with seeds = 3"),
+        ("config.json", {"format": 99}, "this version can read"),
     ],
 )
-def test_files_of_other_versions_are_refused(tmp_path, name, content):
+def test_files_of_other_versions_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="this version can read"):
+    with pytest.raises((UsageError, RecordsError), match=f"{name} is .*{message}"):
         read_study(tmp_path)
 
 

@@ -74,9 +74,10 @@ def equal(ours, theirs):
 
 
 def kept(folder):
-    """All that a checkpoint holds, but for times: weights, buffers, optimizer, generators."""
+    """All that a checkpoint holds, without times and config: weights, optimizer, generators."""
     payload = Checkpoints(folder / "checkpoints").load_latest().payload
     payload["last"].pop("seconds")
+    del payload["config"]
     return {key: value for key, value in payload.items() if "seconds" not in key}
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab.storage import reading
+from neumann.lab.storage.run_files import RunFiles, check_lines, read_run_files
+from neumann.lab.training.checkpoints import Checkpoints
+from neumann.lab.training.records import CHECKPOINTS
 
 LARGEST = 1e30  # a loss above this counts as infinite; axes would overflow
 
@@ -191,10 +194,23 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    config, environment = reading.read_config(folder), reading.read_environment(folder)
-    lines, summary = tuple(reading.read_metrics(folder)), reading.read_summary(folder)
-    seed = config.get("seed")
-    return Run(seed if isinstance(seed, int) else 0, config, environment, lines, summary)
+    files = read_run_files(folder)
+    if files.summary is None:
+        _check_unfinished(files, folder)
+    seed = files.config.get("seed", 0)
+    return Run(seed, files.config, files.environment, tuple(files.lines), files.summary)
+
+
+def _check_unfinished(files: RunFiles, folder: Path) -> None:
+    """Raise a RecordsError if the metrics end before the last intact checkpoint."""
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    for step in reversed(checkpoints.list_steps()):
+        try:
+            check_lines(files.lines, files.config, step, None, folder / reading.METRICS)
+            return
+        except reading.RecordsError:
+            if checkpoints.is_intact(step):  # otherwise the run has gone back to an earlier one
+                raise
 
 
 def to_number(value: Any) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
-from neumann.lab.storage.reading import CONFIG, read_json_object
+from neumann.lab.storage.reading import CONFIG
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison
 from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
@@ -124,12 +124,8 @@ def read_study(folder: Path) -> Study:
 
 
 def _read_sweep(folder: Path, name: str) -> Study:
-    path = folder / SWEEP
-    content = read_json_object(path)
-    grid, winners = content.get("grid"), content.get("winners")
-    known = content.get("format") == study_files.SWEEP_FORMAT
-    if not (known and isinstance(grid, dict) and isinstance(winners, dict | None)):
-        raise UsageError(f"{path} is not a sweep that this version can read")
+    content = study_files.read_sweep_file(folder)
+    grid, winners = content["grid"], content["winners"]
     chosen = None
     if winners is not None:
         chosen = {_without_lr(arm): to_number(lr) for arm, lr in winners.items()}
@@ -166,15 +162,8 @@ def _read_sweep(folder: Path, name: str) -> Study:
 
 def _read_comparison(folder: Path) -> tuple[Comparison, dict[str, Any]]:
     """Read a comparison and the settings that its runs share."""
-    path = folder / COMPARISON
-    content = read_json_object(path)
-    arms, seeds, target = (content.get(key) for key in ("arms", "seeds", "target"))
-    named = isinstance(arms, list) and arms and all(isinstance(arm, str) for arm in arms)
-    reachable = target is None or to_number(target) == target
-    if not (named and reachable and isinstance(seeds, int)):
-        raise UsageError(f"{path} is not a comparison that this version can read")
-    settings = content.get("settings")
-    return read_comparison(folder), settings if isinstance(settings, dict) else {}
+    settings = study_files.read_comparison_file(folder).get("settings", {})
+    return read_comparison(folder), settings
 
 
 def _read_arms(folder: Path, comparison: Comparison) -> tuple[ArmRuns, ...]:

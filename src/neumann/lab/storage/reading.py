@@ -11,8 +11,10 @@ from typing import Any
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import StorageError, explain_os_errors
+from neumann.lab.storage.field_types import MAX_COUNT
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+RESTORE = "restore it from a copy, or remove its folder to train again"
 FORMAT = 1  # of config.json; a reader refuses formats that it does not know
 
 
@@ -66,10 +68,16 @@ def parse_metrics(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]
     lines = []
     for number, piece in enumerate(pieces, start=1):
         try:
-            lines.append((piece + b"\n", _parse_object(piece, path)))
+            fields = _parse_object(piece, path)
         except RecordsError as error:
             if number < len(pieces):
-                raise RecordsError(f"{path} is damaged in line {number}") from error
+                raise RecordsError(f"{path} is damaged in line {number}; {RESTORE}") from error
+            continue
+        step = fields.get("step", 0)
+        if type(step) is not int or not 0 <= step <= MAX_COUNT:
+            wrong = f"step should be a whole number from 0 on, got {step!r:.40}"
+            raise RecordsError(f"{path} is damaged in line {number}: {wrong}; {RESTORE}")
+        lines.append((piece + b"\n", fields))
     return lines
 
 
@@ -90,7 +98,7 @@ def _parse_object(data: bytes, path: Path) -> dict[str, Any]:
     try:
         content = strict_json.loads(data)
     except ValueError as error:
-        raise RecordsError(f"{path} is damaged: {error}") from error
+        raise RecordsError(f"{path} is damaged: {error}; {RESTORE}") from error
     if not isinstance(content, dict):
-        raise RecordsError(f"{path} is damaged: it is not a JSON object")
+        raise RecordsError(f"{path} is damaged: it is not a JSON object; {RESTORE}")
     return content

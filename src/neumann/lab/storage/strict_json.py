@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+MAX_DEPTH = 50  # of nesting; no record comes near it
 WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -25,7 +26,10 @@ def dumps(value: Any, *, indent: int | None = None) -> bytes:
 
 def loads(data: bytes) -> Any:
     """Decode what `dumps` wrote; ValueError if it is not JSON."""
-    return _decode(json.loads(data))
+    try:
+        return _decode(json.loads(data))
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
 
 
 def encode(value: Any, where: str = "the value") -> Any:
@@ -54,11 +58,13 @@ def encode(value: Any, where: str = "the value") -> Any:
     )
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise RecursionError
     if isinstance(value, str):
         return WORDS.get(value, value)
     if isinstance(value, list):
-        return [_decode(child) for child in value]
+        return [_decode(child, depth + 1) for child in value]
     if isinstance(value, dict):
-        return {key: _decode(child) for key, child in value.items()}
+        return {key: _decode(child, depth + 1) for key, child in value.items()}
     return value

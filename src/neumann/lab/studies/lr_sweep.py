@@ -13,7 +13,6 @@ from typing import Any
 
 from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
-from neumann.lab.storage.reading import read_json_object
 from neumann.lab.studies import study_files
 from neumann.lab.studies.comparison import StudyInterrupted, check_trainable, run_comparison
 from neumann.lab.studies.results import ArmResult, Comparison
@@ -134,7 +133,7 @@ def _check_sweep_folder(folder: Path, content: dict[str, Any]) -> None:
     study_files.check_no_other_study(folder, SWEEP)
     if not (folder / SWEEP).exists():
         return
-    before = read_json_object(folder / SWEEP)
+    before = study_files.read_sweep_file(folder)
     keys = ("format", "grid", "search_seeds")  # winners come later, and seeds can be added
     saved, now = ({key: found.get(key) for key in keys} for found in (before, content))
     study_files.check_same_settings(folder, "a sweep", saved, now, {})

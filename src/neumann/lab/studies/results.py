@@ -4,7 +4,6 @@ The rows show the finished runs of the arms and seeds of the last command. A run
 counted and named, but left out of the means.
 """
 
-import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab.storage import reading
+from neumann.lab.storage.run_files import Summary, read_run_files
 from neumann.lab.studies import statistics
 from neumann.lab.studies.statistics import Difference, Interval
-from neumann.lab.studies.study_files import COMPARISON, get_run_folder
+from neumann.lab.studies.study_files import get_run_folder, read_comparison_file
 from neumann.lab.studies.wording import UNCORRECTED, describe_difference, describe_warmup_only
 from neumann.optim.phases import Phase
 
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def read_comparison(folder: Path) -> Comparison:
-    content = reading.read_json_object(folder / COMPARISON)
+    content = read_comparison_file(folder)
     seeds, target = content["seeds"], content["target"]
     rows: list[ArmResult] = []
     for arm in content["arms"]:
@@ -117,11 +117,13 @@ def _accuracies(runs: dict[int, FinishedRun]) -> dict[int, float]:
 
 def read_finished_run(folder: Path) -> FinishedRun | None:
     """Read the result of a run, or None if it has not ended."""
-    summary = reading.read_summary(folder)
-    if summary is None:
+    if not reading.is_finished(folder):
         return None
-    rest = (summary.get(key) for key in ("steps_to_target", "epochs_to_target", "seconds"))
-    return FinishedRun(folder, float(summary.get("accuracy", math.nan)), *rest)
+    result = read_run_files(folder).result
+    if not isinstance(result, Summary):
+        return FinishedRun(folder, math.nan, None, None, None)
+    rest = result.steps_to_target, result.epochs_to_target, result.seconds
+    return FinishedRun(folder, float(result.accuracy), *rest)
 
 
 def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
@@ -138,6 +140,4 @@ def _warmup_only_steps(arm: str, runs: dict[int, FinishedRun]) -> int | None:
     run = next((run for run in runs.values() if math.isfinite(run.accuracy)), None)
     if run is None or arm.partition(":")[0] != "neumann":
         return None
-    with contextlib.suppress(reading.RecordsError):  # damaged lines should not hide the results
-        return count_warmup_only_steps(reading.read_metrics(run.folder))
-    return None
+    return count_warmup_only_steps(reading.read_metrics(run.folder))

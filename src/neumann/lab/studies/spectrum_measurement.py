@@ -22,8 +22,10 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.config_files import list_code, parse_settings
 from neumann.lab.errors import UsageError, shorten, unknown
 from neumann.lab.models import classification_loss
+from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.storage.environment import describe_environment
-from neumann.lab.storage.reading import CONFIG, read_config
+from neumann.lab.storage.field_types import find_wrong_field
+from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError, read_config
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.training.checkpoints import Checkpoints, LoadedCheckpoint
 from neumann.lab.training.curvature import MAX_EXAMPLES, about_as_dict, load_probe_batch
@@ -31,6 +33,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.network import Network
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import CHECKPOINTS
+from neumann.lab.training.resuming import check_checkpoint, check_optimizer, explain_misfit
 from neumann.lab.user_code import (
     call_user_function,
     describe_user_error,
@@ -180,6 +183,9 @@ def _density_record(spread: Density) -> dict[str, Any]:
 @contextmanager
 def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     saved = read_config(folder)
+    wrong = find_wrong_field(saved, TrainConfig)
+    if wrong is not None:
+        raise RecordsError(f"{folder / CONFIG} is damaged: {wrong}; {RESTORE}")
     settings = parse_settings(saved, TrainConfig)
     refuse_code(folder / CONFIG, list_code(settings), config.allow_code)
     run = dataclasses.replace(  # one process on the chosen device, with nothing compiled
@@ -195,13 +201,19 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
         spectrum_every=0,
     ).resolve()
     checkpoint = _load_checkpoint(folder, config.step)
-    training = Training(run, Process())
+    check_checkpoint(checkpoint, saved)
+    try:
+        training = Training(run, Process())
+    except (MemoryError, OverflowError, RuntimeError) as error:  # numbers that are much too large
+        if isinstance(error, StorageError):
+            raise
+        raise UsageError(f"{folder / CONFIG} cannot be built here: {shorten(error)}") from error
     # The optimizer's state of a sharded run is keyed by name.
     network = Network(training.model, training.model, bool(saved.get("fsdp")))
-    try:
+    with explain_misfit(checkpoint):
+        if not network.sharded:
+            check_optimizer(checkpoint, training.optimizer)
         network.load_state(training.optimizer, checkpoint.payload)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise UsageError(f"{checkpoint.path} does not fit {folder}: {shorten(error)}") from error
     available = len(training.dataset.train)
     examples = config.examples or min(MAX_EXAMPLES, available)
     if examples > available:

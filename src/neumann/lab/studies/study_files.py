@@ -14,7 +14,7 @@ A sweep's folder:
 A folder that holds something else, is in use, or cannot be written is a UsageError.
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,37 @@ from neumann.lab.config_files import fill_in_defaults, refuse_difference
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import explain_os_errors, write_atomically
+from neumann.lab.storage.field_types import Finite, find_wrong_field
 from neumann.lab.storage.folders import FolderLock, make_folder_name, refuse_link
-from neumann.lab.storage.reading import CONFIG, read_json_object
+from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError, read_json_object
 from neumann.lab.studies.settings import CompareConfig
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
 SEARCH, FINAL = "search", "final"  # the two comparisons of a sweep
 SWEEP_FORMAT = 1
+MAX_SEEDS = 10_000  # more are a damaged number
+
+
+@dataclass(frozen=True)
+class ComparisonFile:
+    """What comparison.json holds."""
+
+    arms: list[str]
+    seeds: int
+    target: Finite | None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """What sweep.json holds."""
+
+    format: int
+    grid: dict[str, list[Finite]]  # learning rates by arm
+    winners: dict[str, Finite] | None  # None while searching
+    search_seeds: int
+    seeds: int
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 def is_comparison(folder: Path) -> bool:
@@ -49,6 +73,35 @@ def get_part_folder(folder: Path, part: str) -> Path:
     return folder / part
 
 
+def read_comparison_file(folder: Path) -> dict[str, Any]:
+    content = _read_checked(folder / COMPARISON, ComparisonFile)
+    return _refuse_many_seeds(folder / COMPARISON, content, len(content["arms"]))
+
+
+def read_sweep_file(folder: Path) -> dict[str, Any]:
+    if read_json_object(folder / SWEEP).get("format") != SWEEP_FORMAT:
+        raise UsageError(f"{folder / SWEEP} is not a sweep that this version can read")
+    content = _read_checked(folder / SWEEP, SweepFile)
+    return _refuse_many_seeds(folder / SWEEP, content, len(content["grid"]))
+
+
+def _read_checked(path: Path, kind: type[Any]) -> dict[str, Any]:
+    content = read_json_object(path)
+    wrong = find_wrong_field(content, kind)
+    if wrong is not None:
+        raise RecordsError(f"{path} is damaged: {wrong}; {RESTORE}")
+    return content
+
+
+def _refuse_many_seeds(path: Path, content: dict[str, Any], arms: int) -> dict[str, Any]:
+    for key in ("seeds", "search_seeds"):
+        seeds = content.get(key, 1)
+        if not (1 <= seeds <= MAX_SEEDS and arms > 0):
+            wrong = f"{arms} arms with {key} = {seeds}"
+            raise RecordsError(f"{path} is damaged: it names {wrong}; {RESTORE}")
+    return content
+
+
 def lock_folder(folder: Path) -> FolderLock:
     """Create the folder of a study if needed, and reserve it for this process."""
     with explain_os_errors(UsageError, f"cannot write into {folder}"):
@@ -60,7 +113,7 @@ def check_comparison_folder(folder: Path, config: CompareConfig) -> None:
     """Refuse a folder that holds something else, or a comparison with other shared settings."""
     check_no_other_study(folder, COMPARISON)
     if is_comparison(folder):
-        before = read_json_object(folder / COMPARISON).get("settings")
+        before = read_comparison_file(folder).get("settings")
         now, defaults = _shared_settings(config), TrainingSettings().as_dict()
         check_same_settings(folder, "a comparison", before, now, defaults)
 

@@ -119,6 +119,11 @@ class Checkpoints:
         """Return the steps that have a checkpoint, damaged or not, in ascending order."""
         return sorted(step for step, _ in self._list())
 
+    def is_intact(self, step: int) -> bool:
+        """Whether the checkpoint of a step is there and matches its checksum."""
+        path = dict(self._list()).get(step)
+        return path is not None and not _is_damaged(step, path)
+
     def _list(self) -> list[tuple[int, Path]]:
         """Return steps and paths, the newest first."""
         with explain_os_errors(CheckpointError, f"cannot read {self.folder}"):

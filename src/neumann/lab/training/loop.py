@@ -26,7 +26,15 @@ from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
-from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.storage import strict_json
+from neumann.lab.storage.reading import METRICS
+from neumann.lab.storage.run_files import (
+    Divergence,
+    RunFiles,
+    Summary,
+    check_lines,
+    read_run_files,
+)
 from neumann.lab.training.batchnorm_layers import average_statistics, get_statistics, set_statistics
 from neumann.lab.training.checkpoints import Checkpoints, get_rng_state, set_rng_state
 from neumann.lab.training.clock import TrainingClock
@@ -37,7 +45,13 @@ from neumann.lab.training.inputs import open_dataset, plan_epoch
 from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
 from neumann.lab.training.network import wrap_model
 from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
-from neumann.lab.training.records import CHECKPOINTS, Diverged, Records, Summary
+from neumann.lab.training.records import CHECKPOINTS, Diverged, Records
+from neumann.lab.training.resuming import (
+    check_checkpoint,
+    check_last_epoch,
+    check_optimizer,
+    explain_misfit,
+)
 from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted, catch_signals
 from neumann.optim import Neumann
@@ -97,20 +111,23 @@ class Training:
         Raises Interrupted after a signal, once everything is saved; Diverged if the loss was not
         finite; UsageError if the folder holds another run, or holds this one without --resume auto.
         """
+        settings = self.config.as_record()
+        self._settings = strict_json.encode(settings)
         self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         with Records(folder) as self._records:
-            self._on_leader(lambda: self._records.begin(self.config.as_record()))
-            finished = read_summary(folder)
-            if self.config.resume != "auto" and (finished is not None or read_metrics(folder)):
+            self._on_leader(lambda: self._records.begin(settings))
+            files = read_run_files(folder)
+            used = files.summary is not None or files.lines or self._checkpoints.list_steps()
+            if used and self.config.resume != "auto":
                 raise UsageError(
                     f"{folder} holds a run already: --resume auto continues it, another --output "
                     "starts a new one"
                 )
-            if finished is not None:
-                if "diverged" in finished:
-                    raise Diverged(**finished["diverged"])
-                return Summary(**finished)
-            self._resume()
+            if isinstance(files.result, Divergence):
+                raise Diverged(**dataclasses.asdict(files.result))
+            if files.result is not None:
+                return files.result
+            self._resume(files)
             return self._train_and_record(observe)
 
     def _train_and_record(self, observe: Observer) -> Summary:
@@ -271,6 +288,7 @@ class Training:
             "compile_seconds": self.clock.compiling,
             "reached": self._target_step,
             "last": self._last_epoch,
+            "config": self._settings,
         }
 
         def write() -> None:
@@ -280,21 +298,28 @@ class Training:
 
         self._on_leader(write)
 
-    def _resume(self) -> None:
+    def _resume(self, files: RunFiles) -> None:
         found = self._checkpoints.load_latest()
         if found is not None:
             payload = found.payload
+            check_checkpoint(found, self._settings)
             ranks = len(payload["processes"])
             if ranks != self.process.ranks:
                 raise UsageError(
                     f"the run in {self._records.folder} has {ranks} processes; "
                     f"it cannot continue with {self.process.ranks}"
                 )
+            metrics = self._records.folder / METRICS
+            check_lines(files.lines, self._settings, found.step, self.steps_per_epoch, metrics)
+            check_last_epoch(found, files.lines, self.steps_per_epoch, self.total_steps)
             own = payload["processes"][self.process.rank]
-            self.network.load_state(self.optimizer, payload)
-            set_statistics(self.model, own["statistics"])
-            set_rng_state(own["rng"])
-            self._losses.load_state_dict(own["losses"])
+            with explain_misfit(found):
+                if not self.network.sharded:  # there the state is keyed by name
+                    check_optimizer(found, self.optimizer)
+                self.network.load_state(self.optimizer, payload)
+                set_statistics(self.model, own["statistics"])
+                set_rng_state(own["rng"])
+                self._losses.load_state_dict(own["losses"])
             self.clock.training = payload["seconds"]
             self.clock.compiling = payload["compile_seconds"]
             self._target_step, self._last_epoch = payload["reached"], payload["last"]

@@ -11,7 +11,6 @@ another process; RecordsError, in one line, if a file cannot be written or is da
 import math
 import os
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -40,21 +39,6 @@ from neumann.lab.storage.reading import (
 from neumann.lab.training.processes import count_processes
 
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders of a run, next to its records
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The result of a run that came to its end."""
-
-    accuracy: float  # %, at the evaluation weights after the last step
-    accuracy_recalibrated: float | None  # %, with BatchNorm statistics computed at those weights
-    loss: float  # nats, on the evaluated split
-    train_loss: float  # nats, mean over the last epoch
-    steps: int
-    seconds: float  # of training alone
-    compile_seconds: float  # of the first steps, in which everything is compiled
-    steps_to_target: int | None
-    epochs_to_target: float | None
 
 
 class Diverged(RuntimeError):
@@ -99,7 +83,7 @@ class Records:
         return self
 
     def _write_config(self, config: dict[str, Any]) -> None:
-        for name in (METRICS, SUMMARY):
+        for name in (METRICS, SUMMARY, CHECKPOINTS):
             if os.path.exists(self.folder / name):
                 raise UsageError(
                     f"{self.folder} holds a {name} but no {CONFIG}, so its run is unknown; "

@@ -45,8 +45,11 @@ class RunningLoss:
         return {"recent": self._recent.cpu(), "epoch": self._epoch.cpu()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._recent.copy_(state["recent"])
-        self._epoch.copy_(state["epoch"])
+        for name, sums in (("recent", self._recent), ("epoch", self._epoch)):
+            saved = state[name]
+            if saved.shape != sums.shape or not saved.isfinite().all():
+                raise ValueError(f"{name} should be the sum of losses and their number")
+            sums.copy_(saved)
 
     def _take_mean(self, sums: Tensor) -> float | None:
         total, steps = sum_over_processes(sums.clone(), self._process).tolist()
