@@ -10,12 +10,13 @@ QUICK := -m "not slow and not gpu and not distributed" --ignore tests/integratio
 QUICK += --ignore tests/optim/backends/cuda --ignore-glob "*/test_traced*.py"
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo check test lint typecheck quick pytest coverage wheel test-oldest docs format clean
+.PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs format clean
 
 help:
 	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
 	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
 	@echo "make test         ruff, mypy --strict and all tests (about 6 minutes on 2 cores)"
+	@echo "make soak         try to break it, for SECONDS=3600: kills, damaged files, interrupts, random runs"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make wheel        build the wheel and import it in an empty environment"
 	@echo "make test-oldest  the tests of neumann.optim on the oldest supported torch"
@@ -59,6 +60,12 @@ quick: .venv/.dev
 
 pytest: .venv/.dev
 	$(PYTEST)
+
+# Not part of `test`, which runs the first cases of each program. A failure says how to repeat it.
+SECONDS ?= 3600
+SEED ?= 0
+soak: .venv/.dev
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) --seed $(SEED) --out results/soak.json
 
 # Not part of `test`: measuring coverage doubles the time of the Triton kernels, which are interpreted.
 coverage: .venv/.dev
