@@ -39,6 +39,7 @@ from tests.soak.kills import read_result
 from tests.soak.mutations import damage_file, is_plausible, restore
 from tests.soak.program import Broken, Program, check
 from tests.soak.same_bits import same_bits
+from tests.support.damage import draw_damages
 
 OPTIMIZER = "neumann:warmup_steps=2,reset_steps=3,foreach=true"
 SETTINGS = ("--batch-size", "512", "--log-every", "1", "--device", "cpu")
@@ -131,10 +132,15 @@ class Damage(Program):
         right = self._find_right(kind, number, command)
         folder = self.folder / kind
         restore(self._template(kind), folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        path = chance.choice(files)
-        original = path.read_bytes()
-        done = damage_file(path, chance)
+        if chance.random() < 0.5:
+            damage = next(draw_damages(folder, chance))
+            path, done, apply = damage.file, damage.kind, damage.apply
+            original = path.read_bytes()
+            apply()
+        else:
+            path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+            original = path.read_bytes()
+            done = damage_file(path, chance)
         name = str(path.relative_to(folder))
         counts["damaged files"] += 1
         code, output, errors = run_command(command.words(folder))
@@ -242,6 +248,8 @@ def same_result(command: Command, folder: Path, output: str, right: Any) -> bool
 
 def is_like_a_kill(kind: str, command: Command, path: Path) -> bool:
     """Whether the folder looks like that of a run that was killed: then its report ends there."""
-    if command.result is not read_page or not path.is_file():
+    if command.result is not read_page:
         return False
-    return path.name == "metrics.jsonl" and kind == "stopped"
+    if path.name == "summary.json":
+        return not path.exists()
+    return path.name == "metrics.jsonl" and path.is_file() and kind == "stopped"

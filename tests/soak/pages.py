@@ -76,6 +76,8 @@ class Pages(Program):
         folder = self.folder / f"case-{case}" / name
         shutil.copytree(self._template(kind), folder)
         files = sorted(path for path in folder.rglob("*") if path.name in RECORDS)
+        if chance.random() < 0.6:  # where most of the texts are
+            files = [path for path in files if path.name == "config.json"]
         chosen = chance.sample(files, k=min(len(files), chance.choice((1, 1, 2, 50))))
         often = chance.choice((None, None, None, 0.1, 1.0))
         for path in chosen:
@@ -166,19 +168,15 @@ def inject(path: Path, payload: str, chance: Any, often: float | None) -> int:
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     contents = [json.loads(line) for line in lines if line.strip()]
     places = [place for content in contents for place in list_places(content)]
-    chosen = (
-        [chance.choice(places)]
-        if often is None
-        else [place for place in places if chance.random() < often]
-    )
-    # Texts are shown more often than numbers, so prefer them.
+    # Only texts may hold any text, so they are what a page shows; most numbers are refused.
     texts = [(holder, key) for holder, key in places if isinstance(holder[key], str)]
-    if often is None and texts and chance.random() < 0.7:
-        chosen = [chance.choice(texts)]
+    places = texts if texts and chance.random() < 0.9 else places
+    chosen = [place for place in places if chance.random() < often] if often else []
+    chosen = chosen or [chance.choice(places)]
     for holder, key in chosen:
         if key not in holder if isinstance(holder, dict) else key >= len(holder):
             continue
-        if isinstance(holder, dict) and chance.random() < 0.1:
+        if isinstance(holder, dict) and chance.random() < 0.03:
             holder[payload] = holder.pop(key)
         else:
             before = holder[key]

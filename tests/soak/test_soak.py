@@ -14,7 +14,7 @@ from tests.soak.programs import PROGRAMS
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 # The first cases of a program, or some of them. The kills have a test of their own.
-CASES = {"spectra": range(3)}
+CASES = {"html": range(18), "damage": range(24), "spectra": range(3)}
 
 
 @pytest.mark.slow

@@ -156,6 +156,21 @@ def test_a_summary_may_have_keys_of_a_newer_version(copied):
     assert main(TRAIN) == 0
 
 
+def test_an_error_is_one_line_also_if_the_name_of_the_folder_is_not(copied, tmp_path, capsys):
+    folder = copied("finished").rename(tmp_path / "two\nlines")
+    (folder / "summary.json").write_text("{")
+    refuse(["report", str(folder)], "two lines/summary.json is damaged", capsys)
+
+
+def test_the_curvature_at_an_older_checkpoint_is_announced(copied, capsys):
+    newest = max((copied("finished") / "checkpoints").iterdir())
+    newest.write_bytes(b"")
+    capsys.readouterr()
+    assert main(SPECTRUM) == 0
+    told = capsys.readouterr().err
+    assert f"run/checkpoints/{newest.name} is damaged; using run/checkpoints/" in told
+
+
 def test_deep_nesting_is_damage(copied, capsys):
     path = copied("finished") / "summary.json"
     for depth in (60, 100_000):

@@ -22,6 +22,9 @@ BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate newlines without 
 class StorageError(RuntimeError):
     """A file of a run cannot be written or read. The message is one line and names the file."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))  # a file name may contain line breaks
+
 
 def describe_os_error(error: OSError) -> str:
     """Explain why the system refused, and for a full disk what to do about it."""

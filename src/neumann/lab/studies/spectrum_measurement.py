@@ -7,6 +7,7 @@ exception in the user's code, is a UsageError.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -235,6 +236,8 @@ def _load_checkpoint(folder: Path, step: int | None) -> LoadedCheckpoint:
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     checkpoint = checkpoints.load_latest() if step is None else checkpoints.load_step(step)
     if checkpoint is not None:
+        for path in checkpoint.damaged:
+            print(f"neumann: {path} is damaged; using {checkpoint.path}", file=sys.stderr)
         return checkpoint
     steps = ", ".join(map(str, checkpoints.list_steps()))
     if not steps:
