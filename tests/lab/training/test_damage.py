@@ -178,6 +178,30 @@ def test_deep_nesting_is_damage(copied, capsys):
         refuse(REPORT, "summary.json is damaged: it is nested more than 50 levels deep", capsys)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("sealed a list", "sealed, last.accuracy: a tensor", "sealed, last: removed"),
+        *("sealed, processes.0.rng: None", "sealed, processes.0.losses.recent: a tensor"),
+        *("sealed, optimizer.state.0.iterate: None", "sealed, config.seed: a tensor"),
+    ],
+)
+def test_a_checkpoint_with_wrong_content_is_refused(kind, copied, capsys):
+    files = list_damages(copied("interrupted"))
+    damage = [each for each in files if each.kind == kind][-1]
+    damage.apply()
+    error = refuse(TRAIN, f"run/checkpoints/{damage.file.name} ", capsys)
+    assert "remove it" in error
+
+
+def test_spectrum_names_the_file_whose_setting_is_wrong(copied, capsys):
+    path = copied("interrupted") / "config.json"
+    content = json.loads(path.read_text())
+    for change in ({"batch_size": 0}, {"unknown": 1}, {"opt": "adan"}):
+        path.write_text(json.dumps(content | {"config": content["config"] | change}))
+        refuse(SPECTRUM, "neumann: run/config.json: ", capsys)
+
+
 # ---------------------------------------------------------------------- another run's checkpoint
 
 

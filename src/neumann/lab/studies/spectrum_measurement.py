@@ -187,8 +187,10 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     wrong = find_wrong_field(saved, TrainConfig)
     if wrong is not None:
         raise RecordsError(f"{folder / CONFIG} is damaged: {wrong}; {RESTORE}")
-    settings = parse_settings(saved, TrainConfig)
-    refuse_code(folder / CONFIG, list_code(settings), config.allow_code)
+    with _naming(folder / CONFIG):
+        settings = parse_settings(saved, TrainConfig)
+        code = list_code(settings)
+    refuse_code(folder / CONFIG, code, config.allow_code)
     run = dataclasses.replace(  # one process on the chosen device, with nothing compiled
         settings,
         device=config.device or "auto",
@@ -200,7 +202,9 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
         fsdp=False,
         sync_bn=False,
         spectrum_every=0,
-    ).resolve()
+    )
+    with _naming(folder / CONFIG):
+        run = run.resolve()
     checkpoint = _load_checkpoint(folder, config.step)
     check_checkpoint(checkpoint, saved)
     try:
@@ -230,6 +234,17 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
             {"batch": load_probe_batch(training.dataset, examples)},
             {"checkpoint": str(checkpoint.path), "step": checkpoint.step, "weights": weights},
         )
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file in errors about its settings; --device comes from the command line."""
+    try:
+        yield
+    except UsageError as error:
+        if "--device" in str(error):
+            raise
+        raise UsageError(f"{file}: {error}") from error
 
 
 def _load_checkpoint(folder: Path, step: int | None) -> LoadedCheckpoint:

@@ -22,7 +22,7 @@ from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.storage.field_types import Finite, find_wrong_field
 from neumann.lab.storage.reading import METRICS
-from neumann.lab.storage.run_files import Line, Summary
+from neumann.lab.storage.run_files import EpochLine, Line, Summary
 from neumann.lab.training.checkpoints import CheckpointError, LoadedCheckpoint
 from neumann.lab.training.processes import count_processes
 
@@ -114,14 +114,16 @@ def check_last_epoch(
 ) -> None:
     """Refuse a checkpoint beyond the end of the run, or whose last epoch is not in the metrics."""
     last, step = found.payload["last"], found.step
-    wrong = f"step {step} lies after the run's last, {total}" if step > total else None
+    wrong = find_wrong_field(last, EpochLine) if last else None
+    if step > total:
+        wrong = f"step {step} lies after the run's last, {total}"
     ends = [m for m in lines if m["kind"] == "epoch" and m["step"] == step // per_epoch * per_epoch]
     line = ends[-1] if ends else {}
     if bool(line) != bool(last):
         wrong = f"it {'has' if last else 'lacks'} the scores of an epoch, unlike {METRICS}"
     for key, value in line.items():
-        if last.get(key) != value:
-            wrong = wrong or f"its {key} is {last.get(key)!r:.40}, but {value!r:.40} in {METRICS}"
+        if wrong is None and last.get(key) != value:
+            wrong = f"its {key} is {last.get(key)!r:.40}, but {value!r:.40} in {METRICS}"
     if wrong is None and step == total:
         rest = {"steps": step, "compile_seconds": 0, "steps_to_target": 0, "epochs_to_target": 0}
         wrong = find_wrong_field({**last, **rest}, Summary)
