@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from neumann import Neumann
+from neumann.optim.preconditioners.memory import PREFIX
 from tests.soak.program import Broken, Program, check
 from tests.soak.same_bits import same_bits
 from tests.support.interrupts import count_positions, interrupt_at
@@ -34,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16 state": {"state_dtype": torch.bfloat16},
 }
 PHASES = {"warm-up": 1, "reset": 2, "iterate": 4}  # steps before the one that is interrupted
-THOROUGH = ("forces", "no forces", "diagonal")  # options that meet every phase
+THOROUGH = ("forces",)  # options that meet every phase
 WARMUP = 2
 PARTS = 8  # of a situation: part i has the positions i + 1, i + 9, …
 
@@ -65,7 +66,7 @@ SWITCHES = (
 class Interrupts(Program):
     name = "interrupts"
     counted = ("positions", "switches", "steps", "cut short")
-    weight = 3.0
+    weight = 5.0
 
     def count_cases(self) -> int:
         return len(SITUATIONS) * PARTS
@@ -82,7 +83,9 @@ class Interrupts(Program):
 
 def list_situations() -> Iterator[tuple[str, str, str, Any]]:
     # A switch hardly depends on the backend, so each meets it with one set of options.
-    for backend, options in [*product(BACKENDS, ["forces"]), *product(["reference"], OPTIONS)]:
+    for backend, options in dict.fromkeys(
+        [*product(BACKENDS, ["forces"]), *product(["reference"], OPTIONS)]
+    ):
         yield from (("switch", backend, options, switching) for switching in SWITCHES)
     for backend, options in product(BACKENDS, OPTIONS):
         phases = PHASES if options in THOROUGH else ("iterate",)
@@ -95,10 +98,9 @@ SITUATIONS = list(list_situations())
 def build(backend: str, options: str, seed: int) -> Neumann:
     """Two groups and frozen parameters, before the first step."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = ((3,), (2, 2), (2,), (5,))
-    weights = [nn.Parameter(torch.randn(n, generator=generator).float()) for n in sizes]
-    weights[2].requires_grad_(False)
-    groups = [{"params": weights[:3]}, {"params": weights[3:], "lr": 0.05}]
+    weights = [nn.Parameter(torch.randn(n, generator=generator)) for n in (3, 2, 5)]
+    weights[1].requires_grad_(False)
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.05}]
     own = {"warmup_steps": WARMUP, "reset_steps": 5, **OPTIONS[options], **BACKENDS[backend]}
     return Neumann(groups, lr=0.1, **own)
 
@@ -138,6 +140,8 @@ def try_positions(
             attempt(position)
         except Exception as error:
             failed.append((position, error))
+        finally:
+            torch.set_grad_enabled(True)  # torch's own switch may have been cut off from its end
     if failed:
         position, first = failed[0]
         message = f"{len(failed)} positions fail; {position} of {positions}: {first}"
@@ -173,7 +177,7 @@ def interrupt_switches(
 
 def interrupt_steps(base: Neumann, before: int, part: int, counts: Counter[str]) -> None:
     step(base, before)
-    start, saved = bits(base), copy.deepcopy(base.state_dict())
+    start, memory, saved = bits(base), memory_of(base), copy.deepcopy(base.state_dict())
     whole = copy.deepcopy(base)
     step(whole)
     end = bits(whole)
@@ -197,6 +201,8 @@ def interrupt_steps(base: Neumann, before: int, part: int, counts: Counter[str])
             optimizer.load_state_dict(copy.deepcopy(saved))
         moment = bits(optimizer)
         if same_bits(moment, start):
+            if not same_bits(memory_of(optimizer), memory):
+                return  # P alone may have taken in the gradient: docs/reference.md
             step(optimizer)
             check(same_bits(bits(optimizer), end), "after an interrupt the step has other bits")
         else:
@@ -221,9 +227,17 @@ def is_cut_short(optimizer: Neumann) -> bool:
 
 
 def bits(optimizer: Neumann) -> dict[str, Any]:
+    """All that a step changes, except what P remembers."""
+    return {"weights": weights_of(optimizer), "state": _select(optimizer, memory=False)}
+
+
+def memory_of(optimizer: Neumann) -> Any:
+    return _select(optimizer, memory=True)
+
+
+def _select(optimizer: Neumann, memory: bool) -> Any:
     state = optimizer.state_dict()["state"]
     return {
-        "clock": optimizer.diagnostics().step,
-        "weights": weights_of(optimizer),
-        "state": {i: {k: v.clone() for k, v in entry.items()} for i, entry in state.items()},
+        i: {k: v.clone() for k, v in entry.items() if k.startswith(PREFIX) == memory}
+        for i, entry in state.items()
     }

@@ -54,7 +54,7 @@ PATIENCE = 120.0  # seconds for one attempt: the machine may be busy
 class Kills(Program):
     name = "kills"
     counted = ("kills", "kills in a save", "stops", "resumes", "runs")
-    weight = 4.0
+    weight = 3.0
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)

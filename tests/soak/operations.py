@@ -46,7 +46,7 @@ DECAY, EPS, SCALE = 0.99, 1e-8, 0.2  # of the diagonal preconditioner
 class Operations(Program):
     name = "operations"
     counted = ("sequences", "operations", "steps", "skipped steps", "copies", "loads")
-    weight = 3.0
+    weight = 4.0
 
     def run(self, case: int, counts: Counter[str]) -> None:
         chance = self.chance(case)

@@ -14,7 +14,13 @@ from tests.soak.programs import PROGRAMS
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 # The first cases of a program, or some of them. The kills have a test of their own.
-CASES = {"html": range(18), "damage": range(24), "spectra": range(3)}
+CASES = {
+    "interrupts": (0, 9, 30, 33),
+    "html": range(18),
+    "damage": range(24),
+    "spectra": range(3),
+    "operations": range(12),
+}
 
 
 @pytest.mark.slow
