@@ -243,6 +243,7 @@ def test_an_interrupt_at_any_position_of_a_step(implementation):
     first = positions - 13 * (positions // 13) + ON_HOST.index(implementation)
     for position in range(first, positions + 1, 13):
         assert interrupt_at(position, optimizer.step)
+        assert torch.is_grad_enabled()
         if optimizer._cut_short:
             outcomes["cut short"] += 1
             with pytest.raises(RuntimeError, match=CUT_SHORT):

@@ -41,6 +41,7 @@ def flags(optimizer):
 
 def check(model, optimizer, displaced, corrected):
     """Wholly in one mode, the one that `training` says; and w comes back."""
+    assert torch.is_grad_enabled()
     assert flags(optimizer) == {optimizer.training}
     assert equal(weights(model), displaced if optimizer.training else corrected)
     optimizer.train()

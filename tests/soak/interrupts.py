@@ -138,10 +138,11 @@ def try_positions(
         counts["positions"] += 1
         try:
             attempt(position)
+            check(torch.is_grad_enabled(), "an interrupt left autograd switched off")
         except Exception as error:
             failed.append((position, error))
         finally:
-            torch.set_grad_enabled(True)  # torch's own switch may have been cut off from its end
+            torch.set_grad_enabled(True)
     if failed:
         position, first = failed[0]
         message = f"{len(failed)} positions fail; {position} of {positions}: {first}"

@@ -1,9 +1,11 @@
-"""Ctrl-C waits while weights are being written: that takes milliseconds, a mixture is for good."""
+"""What Ctrl-C must not leave behind: half-written weights, and autograd switched off."""
 
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 # The functions below those of `signal`, which spend 10 µs or more on turning values into enums.
 _set_handler: Any = getattr(signal.signal, "__wrapped__", signal.signal)
@@ -13,7 +15,8 @@ _get_handler: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 def run_uninterrupted(function: Callable[[], None]) -> None:
     """Run the function; a SIGINT that arrives meanwhile takes effect when it has ended.
 
-    Only the main thread receives signals, and only a handler in Python can raise.
+    Writing weights takes milliseconds, and a mixture of old and new ones would be for good. Only
+    the main thread receives signals, and only a handler in Python can raise.
     """
     before = None
     if threading.current_thread() is threading.main_thread():
@@ -33,3 +36,20 @@ def run_uninterrupted(function: Callable[[], None]) -> None:
         raise
     if arrived:
         signal.raise_signal(signal.SIGINT)
+
+
+def run_with_grad_mode(enabled: bool, function: Callable[[], None]) -> None:
+    """Run the function with autograd on or off, and restore the mode whatever happens.
+
+    A `with` block does not: an interrupt inside torch's `__enter__` never reaches `__exit__`.
+    """
+    before = torch.is_grad_enabled()
+    try:
+        try:
+            torch._C._set_grad_enabled(enabled)
+            function()
+        finally:
+            torch._C._set_grad_enabled(before)
+    except BaseException:  # an interrupt may have come before the line above
+        torch._C._set_grad_enabled(before)
+        raise

@@ -26,7 +26,7 @@ from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance import distance_squared
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
 from neumann.optim.dtensor import local_part
-from neumann.optim.interrupts import run_uninterrupted
+from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
 from neumann.optim.options import has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
@@ -273,11 +273,11 @@ class Neumann(Optimizer):
                 loss = closure()
             if not traced:
                 self._refuse_evaluation_mode()  # the closure may have entered it
-        with torch.set_grad_enabled(self.param_groups[0]["differentiable"]):
-            if traced:
+        if traced:
+            with torch.no_grad():
                 self._traced_step()
-            else:
-                self._step()
+        else:
+            run_with_grad_mode(self.param_groups[0]["differentiable"], self._step)
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # for a trace that was refused
@@ -416,7 +416,6 @@ class Neumann(Optimizer):
         _, state = next(self._store.entries(), (None, {}))
         return bool(self.param_groups[0]["training"]) and WEIGHTS not in state
 
-    @torch.no_grad()
     def train(self, mode: bool = True) -> Self:
         """Put the training weights w back into the parameters, bit for bit; idempotent.
 
@@ -425,8 +424,11 @@ class Neumann(Optimizer):
         `train` or `eval` finishes the switch.
         """
         self._refuse_cut_short()
-        if mode == self.training and not self._switching:
-            return self
+        if mode != self.training or self._switching:
+            run_with_grad_mode(False, partial(self._switch, mode))
+        return self
+
+    def _switch(self, mode: bool) -> None:
         self._reconcile()
         entries = list(self._store.entries())
         try:
@@ -441,7 +443,6 @@ class Neumann(Optimizer):
             self._show_training_weights(entries)
             self._switching = False
             raise
-        return self
 
     def _show_training_weights(self, entries: modes.Entries) -> None:
         modes.switch_to_training(self.param_groups, entries)

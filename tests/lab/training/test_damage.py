@@ -194,6 +194,26 @@ def test_a_checkpoint_with_wrong_content_is_refused(kind, copied, capsys):
     assert "remove it" in error
 
 
+def test_a_checkpoint_that_lacks_the_state_of_a_parameter_is_refused(copied, capsys):
+    """Neumann would start that parameter's series again without a word."""
+    for lost in ("parameter", "iterate"):
+        file = max((copied("interrupted") / "checkpoints").iterdir())
+        payload = read_payload(file)
+        if lost == "parameter":
+            del payload["optimizer"]["state"][1]
+        else:
+            del payload["optimizer"]["state"][1][lost]
+        seal(file, payload)
+        assert "parameter 1 has no" in refuse(TRAIN, f"run/checkpoints/{file.name} ", capsys)
+
+
+def test_metrics_whose_steps_go_backwards_are_refused(copied, capsys):
+    path = copied("interrupted") / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    refuse(TRAIN, "metrics.jsonl is damaged: its steps go backwards", capsys)
+
+
 def test_spectrum_names_the_file_whose_setting_is_wrong(copied, capsys):
     path = copied("interrupted") / "config.json"
     content = json.loads(path.read_text())

@@ -145,6 +145,10 @@ def check_lines(
     """Raise a RecordsError unless the metrics have all lines up to a step that was completed."""
     every = {name: config.get(name, getattr(TrainConfig(), name)) for name in _PERIODS}
     _refuse("--log-every is 0" if every["log_every"] == 0 else None, path.parent / CONFIG)
+    backwards = any(
+        a["step"] > b["step"] for a, b in pairwise(lines) if "step" in a and "step" in b
+    )
+    _refuse("its steps go backwards" if backwards else None, path)
     for kind in ("step", "epoch", "spectrum"):
         steps = [line["step"] for line in lines if line["kind"] == kind]
         ordered = all(a < b for a, b in pairwise(steps))

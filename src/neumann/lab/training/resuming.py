@@ -94,6 +94,10 @@ def check_optimizer(found: LoadedCheckpoint, optimizer: Optimizer) -> None:
             if not isinstance(old[key], SIMPLE):
                 raise TypeError(f"{key} is a {type(old[key]).__name__}")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, p in enumerate(parameters):
+        lost = optimizer.state.get(p, {}).keys() - saved["state"].get(index, {}).keys()
+        if lost:  # Neumann has its state from the start, and would begin again with what is lost
+            raise LookupError(f"the state of parameter {index} has no {', '.join(sorted(lost))}")
     for index, state in saved["state"].items():
         own = optimizer.state.get(parameters[index], {})
         for key, value in state.items():
