@@ -227,6 +227,7 @@ def test_a_step_cut_short_is_remembered_until_a_checkpoint_is_loaded(implementat
     assert equal(contents(model, optimizer), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ON_HOST)
 def test_an_interrupt_at_any_position_of_a_step(implementation):
     """Nothing has changed, or the whole step has happened, or the optimizer says it was cut.

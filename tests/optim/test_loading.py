@@ -178,6 +178,7 @@ def test_a_failed_load_leaves_the_run_as_it_was(implementation, place, monkeypat
     assert equal(optimizer.average_params().values(), other.average_params().values())
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_position_of_a_load():
     p = nn.Parameter(torch.ones(3, dtype=torch.float64))
     options = {"lr": 0.1, "warmup_steps": 0, "reset_steps": 0, "foreach": False}

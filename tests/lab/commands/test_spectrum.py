@@ -25,6 +25,8 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.spectrum import Hessian, extremes
 
+pytestmark = pytest.mark.slow
+
 CONFIG = TrainConfig(
     data="synthetic:1x4x4,4,64",
     model="cnn",

@@ -34,6 +34,8 @@ from neumann.lab.training.records import Diverged
 from neumann.lab.training.signals import Interrupted
 from neumann.spectrum import Extreme, Extremes, Hessian, extremes
 
+pytestmark = pytest.mark.slow
+
 IMAGES = TrainConfig(  # BatchNorm, and 8 steps an epoch
     data="synthetic:1x4x4,4,64",
     model="cnn",

@@ -22,6 +22,8 @@ from neumann.lab.training.processes import Process
 from neumann.lab.training.signals import Interrupted
 from tests.support.damage import draw_damages, find_fault, list_damages, read_payload, seal
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--data", "synthetic:6,3,48", "--batch-size", "8", "--epochs", "2", "--device", "cpu"]
 SMALL += ["--log-every", "2"]
 ARM = "neumann:warmup_epochs=1,lr=0.02"
