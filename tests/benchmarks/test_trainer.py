@@ -12,6 +12,8 @@ from benchmarks.contest.trainer import Trainer, find_steps_to
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SEARCH = RunKey("search", "resnet9", 8192, 12, "Muon", Setting(0.04, 2.0, 0.6))
 FINAL = RunKey("final", "resnet9", 512, 24, "schedule-free AdamW", Setting(0.01, 0.5, 0.9), seed=3)

@@ -11,6 +11,8 @@ from neumann.optim import modes
 from tests.support.interrupts import count_positions, interrupt_at
 from tests.support.small_model import equal, weights
 
+pytestmark = pytest.mark.slow
+
 
 def build():
     """Two groups and a frozen one after five steps; w and w − μm of each parameter."""

@@ -6,6 +6,8 @@ import pytest
 
 from neumann.lab.commands.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("no_report")
 def test_prints_progress_table_and_places(tmp_path, capsys):

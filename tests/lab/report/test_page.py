@@ -15,6 +15,8 @@ from neumann.lab.studies.settings import CompareConfig
 from tests.lab.report.test_training_plots import HOSTILE
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
 
+pytestmark = pytest.mark.slow
+
 LONG = "neumann:warmup_epochs=1,reset_epochs=2,momentum=0.85,cubic=1e-6,bounded=false"
 
 

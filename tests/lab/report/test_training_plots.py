@@ -17,6 +17,8 @@ from neumann.lab.report.training_plots import (
 )
 from tests.support.fake_records import fake_comparison, fake_sweep
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "<script>window.hacked=1</script>",
     '"><img src=x onerror="hacked=1">',

@@ -20,6 +20,8 @@ from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 
 class Ends(StudyObserver):
     """Records which runs ended, and how many had finished before."""

@@ -16,6 +16,8 @@ from neumann.lab.studies.statistics import Interval
 from neumann.lab.studies.study_files import get_run_folder, lock_folder
 from neumann.lab.studies.workers import StudyObserver
 
+pytestmark = pytest.mark.slow
+
 SMALL = SweepConfig(
     arms=("sgd", "adamw:lr=1e-3:4e-3:3"), lr="0.1:1e30:3", epochs=2, search_epochs=1, seeds=2
 )
