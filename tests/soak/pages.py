@@ -17,6 +17,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.report import drawing, write_report
 from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.training import records
+from tests.soak.mutations import list_places
 from tests.soak.program import Program, check
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
 
@@ -186,16 +187,3 @@ def inject(path: Path, payload: str, chance: Any, often: float | None) -> int:
     text = "".join(json.dumps(content, indent=indent) + "\n" for content in contents)
     path.write_text(text)
     return len(chosen)
-
-
-def list_places(content: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a JSON value."""
-    if isinstance(content, dict):
-        pairs = list(content.items())
-    elif isinstance(content, list):
-        pairs = list(enumerate(content))
-    else:
-        return []
-    return [(content, key) for key, _ in pairs] + [
-        place for _, child in pairs for place in list_places(child)
-    ]

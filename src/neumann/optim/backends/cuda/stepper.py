@@ -132,7 +132,7 @@ class Stepper:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> Callable[[], None]:
-        """Get one step of all groups ready: tables and kernels; gradients must be off.
+        """Get one step of all groups ready: tables and kernels. Call it under torch.no_grad().
 
         The result takes the step. It ticks the clock (one int64) and brings r² (one float64) up to
         the state before this step; the sums of this step stay pending. Gradients are divided by
