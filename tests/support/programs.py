@@ -11,9 +11,11 @@ import socket
 import sys
 import tempfile
 from contextlib import ExitStack
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from tests.support.timeouts import PROCESS_TIMEOUT
 
@@ -26,7 +28,9 @@ PRELOADED = [
 ]
 
 
-def copying_context() -> ForkServerContext:
+def copying_context() -> ForkServerContext | SpawnContext:
+    if torch.cuda.is_available():  # a question after which no copy of a process can use the GPU
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
