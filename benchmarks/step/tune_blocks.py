@@ -20,7 +20,6 @@ from benchmarks.step.shapes import CASES, make_parameters
 from neumann import Neumann
 from neumann.optim import backends
 from neumann.optim.backends.cuda import TritonBackend
-from neumann.optim.backends.cuda.stepper import Stepper
 
 BLOCKS = ((1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16))
 STATES = {"float32": (None, 28), "bfloat16": (torch.bfloat16, 20)}  # dtype, bytes moved per weight
@@ -39,7 +38,7 @@ def build_optimizer(
 ) -> Neumann:
     class Tuned(TritonBackend):
         def __init__(self, device: torch.device) -> None:
-            self.stepper = Stepper(device, block=block, warps=warps, rounding="stochastic")
+            super().__init__(device, block=block, warps=warps)
 
     backends.FUSED[:] = [Tuned]
     return Neumann(parameters, 1e-3, state_dtype=dtype, fused=True, **CLOCK)

@@ -112,8 +112,7 @@ def fail_while_preparing_the_second_group(model, optimizer, patch):
     if hasattr(backend, "prepare_update"):
         patch.setattr(backend, "prepare_update", count_calls(backend.prepare_update, 2))
     else:  # scalars are the first launch, the update is the second
-        stepper = backend.stepper
-        patch.setattr(stepper, "_prepare_launch", count_calls(stepper._prepare_launch, 2))
+        patch.setattr(backend, "_prepare_launch", count_calls(backend._prepare_launch, 2))
     return optimizer.step
 
 
@@ -189,10 +188,9 @@ def cut_short(model, optimizer, monkeypatch):
 
             patch.setattr(backend, "prepare_update", failing)
         else:
-            stepper = backend.stepper
-            launch = stepper._prepare_launch
+            launch = backend._prepare_launch
             patch.setattr(  # the scalars are the launch at position -1
-                stepper, "_prepare_launch", lambda *a: count_calls(launch(*a), int(a[1] >= 0))
+                backend, "_prepare_launch", lambda *a: count_calls(launch(*a), int(a[1] >= 0))
             )
         with pytest.raises(MemoryError):
             optimizer.step()

@@ -5,7 +5,7 @@ import torch
 
 from neumann.optim.backends.cpu import numba_pass
 from neumann.optim.phases import Phase, choose_coefficients
-from neumann.optim.precision import apply_update
+from neumann.optim.precision import prepare_update
 from neumann.optim.tensors import Tensors
 from neumann.optim.update import update_single
 
@@ -50,9 +50,8 @@ def run_pass(
 ):
     """One pass of the kernel, by a pass of its own unless one is given."""
     chosen = runner or numba_pass.Pass()
-    return chosen.run(
-        tensors, with_options(coefficients, force, **options), rounding=rounding, seed=seed
-    )
+    chosen_options = with_options(coefficients, force, **options)
+    return chosen.prepare(tensors, chosen_options, rounding=rounding, seed=seed)()
 
 
 def exact(tensors, coefficients, force=0.0, **options):
@@ -67,7 +66,7 @@ def exact(tensors, coefficients, force=0.0, **options):
         widened(tensors.iterates),
         None if tensors.offsets is None else widened(tensors.offsets),
     )
-    apply_update(wide, with_options(coefficients, force, **options), update_single)
+    prepare_update(wide, with_options(coefficients, force, **options), update_single)()
     return wide
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
-from neumann.optim.backends.cuda import stepper as stepper_module
+from neumann.optim.backends.base import Scalars
+from neumann.optim.backends.cuda import TritonBackend
 from neumann.optim.options import StepOptions
 from neumann.optim.phases import Timetable
 from tests.oracle import Oracle
@@ -71,7 +72,7 @@ def scalar(value: float = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @dataclasses.dataclass
 class Group:
-    """What the stepper reads of a `Tensors`, in a form that tests can change."""
+    """What the backend reads of a `Tensors`, in a form that tests can change."""
 
     weights: list[Tensor]
     gradients: list[Tensor | None]
@@ -109,6 +110,23 @@ def group_of(
     )
 
 
+def make_backend(**options: Any) -> TritonBackend:
+    """The backend with small programs, rounding to nearest unless told otherwise."""
+    return TritonBackend(device(), **{"block": 32, "rounding": "nearest", **options})
+
+
+@torch.no_grad()
+def take_step(
+    backend: TritonBackend,
+    groups: list[Group],
+    options: StepOptions,
+    clock: Tensor,
+    squared: Tensor,
+    **scaling: Tensor,
+) -> None:
+    backend.prepare(groups, options, Scalars(clock, squared, squared, **scaling))()
+
+
 def shared_of(timetable: Timetable = Timetable(0, 0, 2.0), **changes: Any) -> StepOptions:  # noqa: B008
     options = {"cubic": 0.05, "repulsive": 0.05, "average": 0.99, "bounded": True}
     return StepOptions(timetable, **{**options, **changes})
@@ -123,12 +141,12 @@ class Stepping:
         dtype: torch.dtype = torch.float64,
         *,
         lr: Callable[[float], float | Tensor] = float,
-        **stepper: Any,
+        **backend: Any,
     ) -> None:
         options = {"lr": 0.1, "cubic": 1e-7, "repulsive": 1e-5, "average": 0.99, **run.options}
         forces = bool(options["cubic"] or options["repulsive"])
         self.run, self.lr = run, lr
-        self.stepper = stepper_module.Stepper(device(), **{"block": 32, **stepper})
+        self.backend = make_backend(**backend)
         self.clock, self.squared = scalar(dtype=torch.int64), scalar()
         self.groups = []
         for g, given in enumerate(run.groups):
@@ -174,7 +192,7 @@ class Stepping:
         self.step(**scaling)
 
     def step(self, **scaling: Tensor) -> None:
-        self.stepper.step(self.groups, self.shared, self.clock, self.squared, **scaling)
+        take_step(self.backend, self.groups, self.shared, self.clock, self.squared, **scaling)
 
     def finish(self) -> "Stepping":
         for step in range(self.run.steps):
@@ -184,7 +202,7 @@ class Stepping:
     def tensors(self, *, finish: bool = True) -> list[Tensor]:
         """Copies of everything a step writes."""
         if finish:
-            self.stepper.finish_distance(self.squared)
+            self.backend.finish_distance(self.squared)
         found = [self.clock, self.squared]
         for group in self.groups:
             found += [*group.weights, *group.iterates, *(group.offsets or []), group.momentum]

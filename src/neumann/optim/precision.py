@@ -26,32 +26,19 @@ def prepare_update(
     buckets = _buckets(tensors)
 
     def run() -> float:
-        _apply_update(buckets, coefficients, update, seed)
+        for own, wide in buckets:
+            update(wide, coefficients)
+            if own.weights is not wide.weights:
+                for mine, widened in zip(own.weights, wide.weights, strict=True):
+                    mine.copy_(widened)
+            noise = torch.Generator(wide.weights[0].device).manual_seed(seed)
+            for kept, computed in ((own.iterates, wide.iterates), (own.offsets, wide.offsets)):
+                if kept is not None and computed is not None and kept is not computed:
+                    for mine, widened in zip(kept, computed, strict=True):
+                        _store(mine, widened, noise)
         return 0.0
 
     return run
-
-
-def apply_update(
-    tensors: Tensors, coefficients: Coefficients, update: Update, seed: int = 0
-) -> None:
-    """Run `update` at once; see `prepare_update`."""
-    _apply_update(_buckets(tensors), coefficients, update, seed)
-
-
-def _apply_update(
-    buckets: list[tuple[Tensors, Tensors]], coefficients: Coefficients, update: Update, seed: int
-) -> None:
-    for own, wide in buckets:
-        update(wide, coefficients)
-        if own.weights is not wide.weights:
-            for mine, widened in zip(own.weights, wide.weights, strict=True):
-                mine.copy_(widened)
-        noise = torch.Generator(wide.weights[0].device).manual_seed(seed)
-        for kept, computed in ((own.iterates, wide.iterates), (own.offsets, wide.offsets)):
-            if kept is not None and computed is not None and kept is not computed:
-                for mine, widened in zip(kept, computed, strict=True):
-                    _store(mine, widened, noise)
 
 
 def _buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:

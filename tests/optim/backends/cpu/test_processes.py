@@ -116,7 +116,7 @@ def step():
     torch.manual_seed(0)
     tensors = Tensors(*([torch.randn(600_000)] for _ in range(4)))
     coefficients = choose_coefficients(Phase.ITERATE, 0.1, 0.9, 0.99, 0.0)._replace(force=0.1)
-    return numba_pass.Pass().run(tensors, coefficients)
+    return numba_pass.Pass().prepare(tensors, coefficients)()
 """
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("triton", minversion="3.3")
 
 from neumann.optim import phases
 from neumann.optim.backends.cuda import (
+    TritonBackend,
     device_tables,
     layout,
     scalars_kernel,
@@ -20,7 +21,17 @@ from neumann.optim.backends.cuda import (
 )
 from neumann.optim.phases import Timetable
 from tests.support.oracle_runs import Run
-from tests.support.triton_runs import STRONG, Stepping, device, group_of, same, scalar, shared_of
+from tests.support.triton_runs import (
+    STRONG,
+    Stepping,
+    device,
+    group_of,
+    make_backend,
+    same,
+    scalar,
+    shared_of,
+    take_step,
+)
 
 
 def test_tables_agree_with_the_kernels():
@@ -119,32 +130,32 @@ def test_versions_count_what_was_written():
 
 
 def test_unavailable_names_what_is_missing(monkeypatch):
-    assert stepper_module.unavailable() is None
+    assert TritonBackend.unavailable(sums=1) is None
     monkeypatch.setattr(stepper_module, "_is_interpreted", lambda kernels: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "CUDA" in stepper_module.unavailable()
+    assert "CUDA" in TritonBackend.unavailable(sums=1)
     with pytest.raises(RuntimeError, match="CUDA"):
-        stepper_module.Stepper(device())
+        make_backend()
     monkeypatch.delattr(sys.modules["neumann.optim.backends.cuda"], "update_kernel")
     monkeypatch.setitem(sys.modules, "neumann.optim.backends.cuda.update_kernel", None)
-    assert "Triton" in stepper_module.unavailable()
+    assert "Triton" in TritonBackend.unavailable(sums=1)
 
 
 def test_bad_arguments_never_reach_the_weights():
     with pytest.raises(ValueError, match="block"):
-        stepper_module.Stepper(device(), block=48)
+        make_backend(block=48)
     with pytest.raises(ValueError, match="warps"):
-        stepper_module.Stepper(device(), block=512, warps=8)
+        make_backend(block=512, warps=8)
     with pytest.raises(ValueError, match="rounding"):
-        stepper_module.Stepper(device(), rounding="up")
+        make_backend(rounding="up")
     with pytest.raises(ValueError, match="device"):
-        stepper_module.Stepper("meta")
-    stepper, clock = stepper_module.Stepper(device(), block=32), scalar(dtype=torch.int64)
+        TritonBackend("meta")
+    backend, clock = make_backend(), scalar(dtype=torch.int64)
     weight = torch.ones(4, device=device())
     good = {"clock": clock, "distance_squared": scalar()}
 
     def step(group, **scalars):
-        stepper.step([group], shared_of(), *{**good, **scalars}.values())
+        take_step(backend, [group], shared_of(), *{**good, **scalars}.values())
 
     with pytest.raises(ValueError, match="clock"):
         step(group_of([weight], [None]), clock=scalar())
@@ -176,7 +187,7 @@ def test_no_step_waits_for_the_host():
             for group, gradients in zip(stepping.groups, batch, strict=True):
                 group.gradients, group.options["lr"] = gradients, 0.1 / (1 + step)
             stepping.step()
-        stepping.stepper.finish_distance(stepping.squared)
+        stepping.backend.finish_distance(stepping.squared)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert int(stepping.clock) == 4
@@ -249,9 +260,9 @@ def test_more_elements_than_32_bits_count():
     )
     gradient[places] = 1.0
     group = group_of([weight], [gradient], iterates=[iterate], offsets=[offset], lr=1.0)
-    stepper, squared = stepper_module.Stepper(device()), scalar()
-    stepper.step([group], shared_of(Timetable(9, 0, 2.0)), scalar(dtype=torch.int64), squared)
-    stepper.finish_distance(squared)
+    backend, squared = TritonBackend(device()), scalar()
+    take_step(backend, [group], shared_of(Timetable(9, 0, 2.0)), scalar(dtype=torch.int64), squared)
+    backend.finish_distance(squared)
     assert float(squared) == len(places)
     assert bool((weight[places] == -1).all())
     assert int(weight.count_nonzero()) == len(places)

@@ -6,9 +6,16 @@ import torch
 
 pytest.importorskip("triton", minversion="3.3")
 
-from neumann.optim.backends.cuda.stepper import Stepper
 from neumann.optim.phases import Timetable
-from tests.support.triton_runs import device, group_of, same, scalar, shared_of
+from tests.support.triton_runs import (
+    device,
+    group_of,
+    make_backend,
+    same,
+    scalar,
+    shared_of,
+    take_step,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -41,8 +48,8 @@ def test_dtypes(weight_dtype):
     before = [[x.clone() for x in xs] for xs in (weights, gradients, iterates, offsets)]
     group = group_of(weights, gradients, iterates=iterates, offsets=offsets, weight_decay=0.01)
     clock, squared = scalar(50, torch.int64), scalar(4.0)
-    stepper = Stepper(device(), block=64)
-    stepper.step([group], shared_of(), clock, squared)
+    backend = make_backend(block=64)
+    take_step(backend, [group], shared_of(), clock, squared)
 
     force = 0.05 * 2 - 0.05 / max(2**3, 0.99 * 0.1 * 0.05 / (0.01 * 0.1))
     wrong = total = 0
@@ -59,7 +66,7 @@ def test_dtypes(weight_dtype):
                 total += size
     # Half the numbers would differ in their last place if they were truncated.
     assert wrong <= 0.01 * total
-    stepper.finish_distance(squared)
+    backend.finish_distance(squared)
     norm = sum(float(d.double().square().sum()) for d in offsets)
     assert float(squared) == pytest.approx(norm, rel=1e-6)
 
@@ -72,8 +79,10 @@ def test_rounding_to_bfloat16_keeps_nan_infinity_and_ties():
     target = target.to(device())
     weight = torch.zeros(8, dtype=torch.bfloat16, device=device())
     group = group_of([weight], [-target], lr=1.0)
-    stepper = Stepper(device(), block=32)
-    stepper.step([group], shared_of(Timetable(9, 0, 2.0)), scalar(dtype=torch.int64), scalar())
+    backend = make_backend()
+    take_step(
+        backend, [group], shared_of(Timetable(9, 0, 2.0)), scalar(dtype=torch.int64), scalar()
+    )
     exact = target.to(torch.bfloat16)
     assert torch.equal(weight.isnan(), exact.isnan())
     assert torch.equal(weight.nan_to_num(nan=5.0), exact.nan_to_num(nan=5.0))
@@ -136,9 +145,9 @@ def test_layouts(dtype):
     tensors = [[form(x.to(device())) for form, x in zip(row, drawn, strict=True)] for row in forms]
     weights, gradients, iterates, offsets = (list(column) for column in zip(*tensors, strict=True))
     group = group_of(weights, gradients, iterates=iterates, offsets=offsets)
-    stepper, clock, squared = Stepper(device(), block=64), scalar(50, torch.int64), scalar(1.0)
+    backend, clock, squared = make_backend(block=64), scalar(50, torch.int64), scalar(1.0)
     for _ in range(2):
-        stepper.step([group], shared_of(), clock, squared)
+        take_step(backend, [group], shared_of(), clock, squared)
     for kind, column in (("weight", weights), ("iterate", iterates), ("offset", offsets)):
         for name, tensor in zip(layouts, column[1:], strict=True):
             # A compiler may fuse a product and a sum in one path and not in the other.
@@ -158,9 +167,9 @@ def test_complex_is_pairs_of_reals():
         w, g, m, d = (view(x.to(device())) for x in drawn)
         group = group_of([w], [g], iterates=[m], offsets=[d], weight_decay=0.1)
         squared = scalar(1.0)
-        stepper = Stepper(device(), block=32)
-        stepper.step([group], shared_of(), scalar(50, torch.int64), squared)
-        stepper.finish_distance(squared)
+        backend = make_backend()
+        take_step(backend, [group], shared_of(), scalar(50, torch.int64), squared)
+        backend.finish_distance(squared)
         reals = [torch.view_as_real(x) if x.is_complex() else x for x in (w, m, d)]
         results.append([*reals, squared])
     assert same(*results)
@@ -170,8 +179,8 @@ def test_scalars_and_empty_tensors():
     weights = [torch.ones(()), torch.ones(0, 3), torch.ones(2)]
     weights = [w.to(device()) for w in weights]
     group = group_of(weights, [torch.ones_like(w) for w in weights], lr=0.5)
-    stepper, clock = Stepper(device(), block=32), scalar(dtype=torch.int64)
-    stepper.step([group], shared_of(Timetable(9, 0, 2.0)), clock, scalar())
+    backend, clock = make_backend(), scalar(dtype=torch.int64)
+    take_step(backend, [group], shared_of(Timetable(9, 0, 2.0)), clock, scalar())
     assert [w.tolist() for w in weights] == [0.5, [], [0.5, 0.5]]
 
 
@@ -188,11 +197,11 @@ def test_stochastic_rounding_is_unbiased_and_reproducible():
         gradient = torch.full_like(weight, -target)
         state = [torch.zeros(size, dtype=torch.bfloat16, device=device()) for _ in range(2)]
         group = group_of([weight], [gradient], lr=1.0, iterates=state[:1], offsets=state[1:])
-        stepper = Stepper(device(), block=512, rounding=rounding)
+        backend = make_backend(block=512, rounding=rounding)
         # An iterate step from zero without momentum: m = −g, and δ = w = γ(μm − g) = −γg.
         group.options["momentum"] = 0.0
         shared = shared_of(average=1 - 2**-40, cubic=0.0, repulsive=0.0)
-        stepper.step([group], shared, scalar(clock, torch.int64), scalar())
+        take_step(backend, [group], shared, scalar(clock, torch.int64), scalar())
         assert float(weight[0]) == np.float32(target)
         return state
 
@@ -220,8 +229,10 @@ def test_stochastic_rounding_leaves_what_bfloat16_can_hold():
     before = [x.clone() for x in state]
     weight = torch.zeros(8, device=device())
     group = group_of([weight], [torch.zeros_like(weight)], iterates=state[:1], offsets=state[1:])
-    stepper = Stepper(device(), block=32, rounding="stochastic")
-    stepper.step([group], shared_of(Timetable(99, 0, 2.0)), scalar(dtype=torch.int64), scalar())
+    backend = make_backend(rounding="stochastic")
+    take_step(
+        backend, [group], shared_of(Timetable(99, 0, 2.0)), scalar(dtype=torch.int64), scalar()
+    )
     for ours, theirs in zip(state, before, strict=True):
         finite = ~theirs.isnan()
         assert torch.equal(ours[finite].view(torch.int16), theirs[finite].view(torch.int16))

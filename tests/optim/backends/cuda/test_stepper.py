@@ -7,10 +7,19 @@ import torch
 
 pytest.importorskip("triton", minversion="3.3")
 
-from neumann.optim.backends.cuda.stepper import Stepper
 from neumann.optim.phases import Timetable
 from tests.support.oracle_runs import Run, finished_oracle
-from tests.support.triton_runs import STRONG, Stepping, device, group_of, same, scalar, shared_of
+from tests.support.triton_runs import (
+    STRONG,
+    Stepping,
+    device,
+    group_of,
+    make_backend,
+    same,
+    scalar,
+    shared_of,
+    take_step,
+)
 
 TWO = [
     {"sizes": (3,), "lr": 0.1, "weight_decay": 0.05},
@@ -98,7 +107,7 @@ def test_oracle_at_a_size_of_many_blocks(dtype, tolerance):
 def test_distance_squared_is_the_norm_of_the_offsets():
     run = Run([{"sizes": (3, 40, 100), "lr": 0.1}], options=STRONG, steps=9, warmup=2, interval=3)
     stepping = Stepping(run).finish()
-    stepping.stepper.finish_distance(stepping.squared)
+    stepping.backend.finish_distance(stepping.squared)
     exact = finished_oracle(run).distance() ** 2
     assert float(stepping.squared) == pytest.approx(float(exact), rel=1e-13)
 
@@ -119,7 +128,7 @@ def test_phase_at_any_time(interval, growth, times):
     """At a reset m is −ηg and w stays; anywhere else both are something else."""
     timetable = Timetable(5, interval, growth)
     weight, gradient = torch.ones(4, device=device()), torch.ones(4, device=device())
-    stepper, clock, squared = Stepper(device(), block=32), scalar(dtype=torch.int64), scalar()
+    backend, clock, squared = make_backend(), scalar(dtype=torch.int64), scalar()
     group = group_of([weight], [gradient], lr=0.5)
     ends = [t for t in times if t > 2000]
     times = [*times, *(timetable.next_reset(t) or t for t in ends)]
@@ -127,7 +136,7 @@ def test_phase_at_any_time(interval, growth, times):
         weight.fill_(1.0)
         group.iterates[0].fill_(1.0)
         clock.fill_(5 + t - 1)
-        stepper.step([group], shared_of(timetable), clock, squared)
+        take_step(backend, [group], shared_of(timetable), clock, squared)
         resets = bool((group.iterates[0] == -0.5).all()) and bool((weight == 1).all())
         assert resets == (timetable.next_reset(t) == t)
         assert int(clock) == 5 + t
@@ -158,7 +167,7 @@ def test_overflow_in_the_first_step_leaves_the_given_distance():
     stepping = Stepping(run)
     stepping.squared.fill_(2.0)
     stepping.advance(0, found_inf=scalar(1.0, torch.float32))
-    stepping.stepper.finish_distance(stepping.squared)
+    stepping.backend.finish_distance(stepping.squared)
     assert float(stepping.squared) == 2.0
 
 
@@ -178,8 +187,8 @@ def test_reset_forgets_a_nan_and_ignores_an_infinite_gradient():
     group.iterates[0].fill_(torch.nan)
     resting = group_of([torch.ones(40, device=device())], [None])
     resting.iterates[0].fill_(torch.nan)
-    stepper = Stepper(device(), block=32)
-    stepper.step([group, resting], shared_of(), scalar(dtype=torch.int64), scalar())
+    backend = make_backend()
+    take_step(backend, [group, resting], shared_of(), scalar(dtype=torch.int64), scalar())
     assert bool((weight == 3.0).all())
     assert float(group.iterates[0][0]) == pytest.approx(-0.5 * 2.3)
     assert bool((group.iterates[0][1:] == -torch.inf).all())
@@ -194,9 +203,9 @@ def test_a_parameter_without_gradient_is_left_alone_but_counts():
         for tensor in tensors:
             tensor.fill_(2.0)
     squared = scalar(1.0)
-    stepper = Stepper(device(), block=32)
-    stepper.step([group], shared_of(average=0.5), scalar(20, torch.int64), squared)
-    stepper.finish_distance(squared)
+    backend = make_backend()
+    take_step(backend, [group], shared_of(average=0.5), scalar(20, torch.int64), squared)
+    backend.finish_distance(squared)
     for tensor, value in ((weights[1], 1.0), (group.iterates[1], 2.0), (group.offsets[1], 2.0)):
         assert bool((tensor == value).all())
     moved = group.offsets[0]
@@ -233,21 +242,21 @@ def test_same_run_same_bits_and_settling_changes_none():
     for step in range(run.steps):
         once.advance(step)
         settled.advance(step)
-        settled.stepper.finish_distance(settled.squared)
-        settled.stepper.finish_distance(settled.squared)  # nothing is pending any more
+        settled.backend.finish_distance(settled.squared)
+        settled.backend.finish_distance(settled.squared)  # nothing is pending any more
     assert same(once.tensors(), settled.tensors())
 
 
 def test_settled_state_continues_elsewhere_with_the_same_bits():
-    """As after a checkpoint: new tensors, a new stepper, the distance as saved."""
+    """As after a checkpoint: new tensors, a new backend, the distance as saved."""
     run = Run(TWO, options=STRONG, steps=10, warmup=2, interval=3)
     straight, resumed = Stepping(run), Stepping(run)
     for step in range(run.steps):
         straight.advance(step)
         if step == 6:
-            resumed.stepper.finish_distance(resumed.squared)
+            resumed.backend.finish_distance(resumed.squared)
             saved = copy.deepcopy((resumed.groups, resumed.squared, resumed.clock))
-            resumed.stepper = copy.deepcopy(resumed.stepper)
+            resumed.backend = copy.deepcopy(resumed.backend)
             resumed.groups, resumed.squared, resumed.clock = saved
         resumed.advance(step)
     assert same(straight.tensors(), resumed.tensors())
@@ -260,7 +269,7 @@ def test_after_forgetting_the_given_distance_counts():
         for step in range(3):
             stepping.advance(step)
         stepping.squared.fill_(100.0)
-    forgot.stepper.forget()
+    forgot.backend.forget()
     for stepping in (kept, forgot):
         stepping.advance(3)
     assert float(forgot.squared) == 100.0
@@ -273,7 +282,7 @@ def test_a_settled_distance_may_be_replaced():
     run = Run([{"sizes": (5,), "lr": 0.1}], options=STRONG, warmup=0, interval=0)
     stepping = Stepping(run)
     stepping.advance(0)
-    stepping.stepper.finish_distance(stepping.squared)
+    stepping.backend.finish_distance(stepping.squared)
     stepping.squared.fill_(100.0)
     stepping.advance(1)
     assert float(stepping.squared) == 100.0
@@ -312,20 +321,20 @@ def test_gradients_may_change_their_dtype():
     results = []
     for dtypes in ((torch.float32, torch.float32), (torch.float32, torch.bfloat16)):
         group = group_of([torch.ones(40, device=device())], [])
-        stepper, clock, squared = Stepper(device(), block=32), scalar(5, torch.int64), scalar()
+        backend, clock, squared = make_backend(), scalar(5, torch.int64), scalar()
         for dtype in dtypes:
             group.gradients = [torch.full((40,), 0.5, dtype=dtype, device=device())]
-            stepper.step([group], shared_of(), clock, squared)
+            take_step(backend, [group], shared_of(), clock, squared)
         results.append([*group.weights, *group.iterates, *group.offsets, squared])
     assert same(*results)
 
 
 def test_a_shorter_view_at_the_same_address_is_another_tensor():
     tensors = [torch.ones(40, device=device()) for _ in range(4)]
-    stepper, clock, squared = Stepper(device(), block=32), scalar(5, torch.int64), scalar()
+    backend, clock, squared = make_backend(), scalar(5, torch.int64), scalar()
     for size in (40, 3):
         w, g, m, d = (tensor[:size] for tensor in tensors)
         group = group_of([w], [g], iterates=[m], offsets=[d])
         before = [tensor[size:].clone() for tensor in tensors]
-        stepper.step([group], shared_of(), clock, squared)
+        take_step(backend, [group], shared_of(), clock, squared)
     assert same([tensor[size:] for tensor in tensors], before)

@@ -60,10 +60,6 @@ class Table:
         """Point to new gradients, given by their addresses in the order of the members."""
         self._addresses[1] = addresses
 
-    def run(self, coefficients: Coefficients, seed: int | None) -> float:
-        """Update every tensor at once; see `prepare`."""
-        return self.prepare(coefficients, seed)()
-
     def prepare(self, coefficients: Coefficients, seed: int | None) -> Callable[[], float]:
         """Get the machine code of an update ready.
 

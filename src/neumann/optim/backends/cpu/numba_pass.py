@@ -104,17 +104,6 @@ class Pass:
 
         return update
 
-    def run(
-        self,
-        tensors: Tensors,
-        coefficients: Coefficients,
-        *,
-        rounding: str = "nearest",
-        seed: int = 0,
-    ) -> float:
-        """Update w, m and δ at once; see `prepare`."""
-        return self.prepare(tensors, coefficients, rounding=rounding, seed=seed)()
-
     def _arrange(self, tensors: Tensors) -> None:
         """Rebuild the tables unless they still fit.
 

@@ -12,6 +12,9 @@ another dtype or device, and a graph captured before a first step has built tabl
 graph tensors are static: between replays no weight or state may move, nor a gradient of the
 capture. A GPU needs compute capability 7.0. On CPU tensors it runs, slowly, if TRITON_INTERPRET=1
 was set before Triton was imported.
+
+On ROCm torch reports devices of type "cuda" too. The kernels have never run there, so the backend
+says that it is unavailable and the optimizer falls back to lists.
 """
 
 import contextlib
@@ -19,12 +22,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from neumann.optim.backends.base import Scalars
 from neumann.optim.backends.cuda import device_tables
 from neumann.optim.backends.cuda.device_tables import Mirror
 from neumann.optim.backends.cuda.layout import Launch, Layout
@@ -36,21 +40,8 @@ SCALAR_WARPS = 16
 ROUNDINGS = ("nearest", "stochastic")
 
 
-def unavailable() -> str | None:
-    """Why this module cannot be used here; None if it can."""
-    if torch.version.hip is not None:
-        return "its kernel has been tested on NVIDIA GPUs only, and this torch is built for ROCm"
-    try:
-        kernels = _kernels()
-    except ImportError as error:
-        return f"Triton cannot be imported ({error}): install it with `pip install triton`"
-    if _is_interpreted(kernels) or torch.cuda.is_available():
-        return None
-    return "torch finds no CUDA device"
-
-
-class Stepper:
-    """The steps of one optimizer on one device, and what they keep between them.
+class TritonBackend:
+    """Steps whose clock and coefficients never leave the GPU. See `base.Backend`.
 
     Args:
         device: where all tensors are.
@@ -60,15 +51,20 @@ class Stepper:
             tensor and element). Weights round to nearest.
     """
 
+    name: ClassVar[str] = "triton"
+    device_type: ClassVar[str | None] = "cuda"
+    on_device: ClassVar[bool] = True
+    unscales: ClassVar[bool] = True
+
     def __init__(
         self,
         device: torch.device | str,
         *,
         block: int = BLOCK,
         warps: int | None = None,
-        rounding: str = "nearest",
+        rounding: str = "stochastic",
     ) -> None:
-        reason = unavailable()
+        reason = self.unavailable(sums=1)
         if reason is not None:
             raise RuntimeError(reason)
         device = torch.device(device)
@@ -94,6 +90,23 @@ class Stepper:
         self._captured: list[Layout] = []
         self._mirrors = {name: Mirror(device) for name in ("gradients", "settings", "resets")}
 
+    @classmethod
+    def unavailable(cls, sums: int) -> str | None:
+        """Why Triton cannot be used here; None if it can."""
+        if sums > 1:
+            return "its one sum cannot keep apart what is sharded in different ways"
+        if torch.version.hip is not None:
+            return (
+                "its kernel has been tested on NVIDIA GPUs only, and this torch is built for ROCm"
+            )
+        try:
+            kernels = _kernels()
+        except ImportError as error:
+            return f"Triton cannot be imported ({error}): install it with `pip install triton`"
+        if _is_interpreted(kernels) or torch.cuda.is_available():
+            return None
+        return "torch finds no CUDA device"
+
     def forget(self) -> None:
         """Drop the tables and the pending sums: the next step takes the distance it is given.
 
@@ -103,41 +116,18 @@ class Stepper:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles start without tables, so finish the distance first."""
-        make = partial(Stepper, block=self.block, warps=self.warps, rounding=self.rounding)
+        make = partial(TritonBackend, block=self.block, warps=self.warps, rounding=self.rounding)
         return make, (self.device,)
 
-    @torch.no_grad()
-    def step(
-        self,
-        groups: Sequence[Tensors],
-        options: StepOptions,
-        clock: Tensor,
-        distance_squared: Tensor,
-        *,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        """Take one step of all groups; see `prepare`."""
-        self.prepare(
-            groups, options, clock, distance_squared, grad_scale=grad_scale, found_inf=found_inf
-        )()
-
     def prepare(
-        self,
-        groups: Sequence[Tensors],
-        options: StepOptions,
-        clock: Tensor,
-        distance_squared: Tensor,
-        *,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
+        self, groups: Sequence[Tensors], options: StepOptions, scalars: Scalars
     ) -> Callable[[], None]:
         """Get one step of all groups ready: tables and kernels. Call it under torch.no_grad().
 
-        The result takes the step. It ticks the clock (one int64) and brings r² (one float64) up to
-        the state before this step; the sums of this step stay pending. Gradients are divided by
-        grad_scale. If found_inf is not zero, nothing changes.
+        The result takes the step. It brings r² up to the state before this step; Σδ² of this step
+        stays pending until the next one or `finish_distance`.
         """
+        clock, distance_squared = scalars.clock, scalars.distance_squared
         self._check_scalar("clock", clock, torch.int64)
         self._check_scalar("distance_squared", distance_squared, torch.float64)
         for group in groups:
@@ -159,8 +149,8 @@ class Stepper:
                 layout.pending,
                 layout.partials,
                 layout.sums,
-                found_inf,
-                grad_scale,
+                scalars.found_inf,
+                scalars.grad_scale,
                 tables["settings"],
                 tables["settings"].view(torch.float64),
                 len(groups),
@@ -188,11 +178,11 @@ class Stepper:
         return take_step
 
     @torch.no_grad()
-    def measure(self, groups: Sequence[Tensors], distance_squared: Tensor) -> None:
-        """Write Σδ² as it is now, with the additions of a step and therefore its bits."""
-        self._check_scalar("distance_squared", distance_squared, torch.float64)
+    def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
+        """See `Backend.measure`."""
+        self._check_scalar("sums", sums, torch.float64)
         with self._on_device():
-            layout, addresses, copies = self._lay_out(groups, distance_squared, False)
+            layout, addresses, copies = self._lay_out(groups, sums, False)
             gradients = self._mirrors["gradients"].send(device_tables.pack_addresses(addresses))
             layout.fill_stand_ins()
             layout.set_idle_coefficients()
@@ -201,7 +191,7 @@ class Stepper:
                 launch()
             del copies
             layout.pending.fill_(1)
-        self.finish_distance(distance_squared)
+        self.finish_distance(sums)
 
     def _prepare_update(
         self, layout: Layout, gradients: Tensor, clock: Tensor
