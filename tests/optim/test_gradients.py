@@ -249,3 +249,17 @@ def test_a_parameter_frozen_midway_stays_in_the_group(implementation):
     (alone, r), (beside, other) = run(False), run(True)
     assert equal(alone, beside)
     assert r == other
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_distance_follows_a_frozen_parameter_whose_gradient_was_left_behind(implementation):
+    """With every parameter frozen there are no variables, so no repulsion; w and δ still move."""
+    p = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    forces = {"cubic": 0.0, "repulsive": 0.01}
+    optimizer = Neumann([p], lr=0.1, **CLOCK, **forces, **IMPLEMENTATIONS[implementation])
+    for step in range(12):
+        p.requires_grad_(step < 8)
+        p.grad = torch.full_like(p, 0.5)
+        optimizer.step()
+    offset = float(optimizer.state[p]["offset"].norm())
+    assert optimizer.diagnostics().distance == pytest.approx(offset, rel=1e-12)

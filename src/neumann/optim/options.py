@@ -97,7 +97,7 @@ class StepOptions:
 
     @property
     def has_forces(self) -> bool:
-        """Whether the average is needed at all."""
+        """Whether a force acts: not if β is counted over variables and all of them are frozen."""
         return bool(self.cubic or self.repulsive)
 
 

@@ -85,7 +85,7 @@ class HostBackend(ABC):
             squares = [update() for update in updates]
             for iterate in resting:
                 iterate.zero_()
-            if options.has_forces:
+            if any(group.offsets is not None for group in groups):
                 self._add_up(groups, squares, scalars.sums)
             for group, momentum in zip(groups, momenta, strict=True):
                 group.momentum.fill_(momentum)

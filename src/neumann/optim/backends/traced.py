@@ -50,7 +50,7 @@ def step_traced(groups: Sequence[Tensors], options: StepOptions, scalars: Scalar
             momentum = torch.where(skip.to(momentum.device), group.momentum, momentum)
         _write(group.momentum, momentum)
     _update(groups, coefficients, now, phase.resetting, scalars.grad_scale is not None)
-    if options.has_forces:
+    if any(group.offsets is not None for group in groups):
         offsets = [offset for group in groups for offset in group.offsets or ()]
         _write(squared, _distance_squared(offsets, squared))
     clock.add_(1 if skip is None else (~skip).to(clock.device, clock.dtype))
