@@ -1,8 +1,6 @@
 """Stop anywhere, save, load in a new process, continue: the same bits."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch.optim import lr_scheduler
 
 from neumann import Neumann
 from tests.support.oracle_runs import IMPLEMENTATIONS
+from tests.support.programs import run
 from tests.support.small_model import equal, model_and_optimizer, train, weights
 
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
@@ -88,8 +87,7 @@ def test_state_that_was_moved_by_a_trainer(implementation):
 
 
 SCRIPT = """
-import sys, torch
-sys.path[:0] = {path!r}
+import torch
 from tests.optim.test_checkpoint import finish, model_and_optimizer, STRONG
 model, optimizer = model_and_optimizer(dtype=torch.float32, foreach={foreach}, **STRONG)
 saved = torch.load({file!r}, weights_only=True)
@@ -109,8 +107,9 @@ def test_in_a_new_process(foreach, tmp_path):
     train(model, optimizer, stop)
     file = str(tmp_path / "c")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    script = SCRIPT.format(path=sys.path, file=file, stop=stop, foreach=foreach)
-    subprocess.run([sys.executable, "-c", script], check=True)
+    script = SCRIPT.format(file=file, stop=stop, foreach=foreach)
+    ended = run("-c", script)
+    assert ended.returncode == 0, ended.stderr
     found = torch.load(file + ".done", weights_only=True)
     assert equal(expected[0], found[0])
     assert equal(expected[1], found[1])

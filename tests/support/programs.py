@@ -24,7 +24,9 @@ PRELOADED = [
     "sklearn.datasets",
     "tests.support.sharding",
     "tests.support.triton_runs",  # which speeds up Triton's interpreter
+    "torch._dynamo",  # torch imports it for the first optimizer of a process
     "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
 ]
 
 
@@ -43,11 +45,11 @@ class Ended(NamedTuple):
 
 
 class Program:
-    """Runs `python [-m] PROGRAM ...`. Leaving its `with` kills it."""
+    """Runs `python [-m] PROGRAM ...` or `python -c CODE ...`. Leaving its `with` kills it."""
 
-    def __init__(self, *words: str, **environment: str) -> None:
+    def __init__(self, *words: str, cwd: Path | str = ".", **environment: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        arguments = (words, environment, self._folder.name)
+        arguments = (words, os.path.abspath(cwd), environment, self._folder.name)
         self._process = copying_context().Process(target=_run, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -74,8 +76,8 @@ class Program:
         return Ended(self._process.exitcode, stdout, stderr)
 
 
-def run(*words: str, **environment: str) -> Ended:
-    with Program(*words, **environment) as program:
+def run(*words: str, cwd: Path | str = ".", **environment: str) -> Ended:
+    with Program(*words, cwd=cwd, **environment) as program:
         return program.wait()
 
 
@@ -92,8 +94,9 @@ def run_ranks(size: int, *words: str) -> list[Ended]:
         return [rank.wait() for rank in ranks]
 
 
-def _run(words: tuple[str, ...], environment: dict[str, str], folder: str) -> None:
+def _run(words: tuple[str, ...], cwd: str, environment: dict[str, str], folder: str) -> None:
     os.setsid()  # a signal to the group of the tests is not for this one
+    os.chdir(cwd)
     os.environ.update(environment)
     for stream in (1, 2):
         with open(f"{folder}/{stream}", "wb") as file:
@@ -102,6 +105,10 @@ def _run(words: tuple[str, ...], environment: dict[str, str], folder: str) -> No
     if first == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        code, *rest = rest
+        sys.argv = [first, *rest]
+        exec(code, {"__name__": "__main__"})
     else:
         sys.argv = [first, *rest]
         runpy.run_path(first, run_name="__main__")

@@ -37,10 +37,21 @@ FLAGS = ["compare", "--data", DATA, "--arms", *LONG.arms, "--seeds", "1"]
 FLAGS += ["--epochs", "400", "--log-every", "5"]
 
 
+# Workers are copies of the command, which spares two imports of torch.
+FORKING = """
+import multiprocessing
+import sys
+from neumann.lab.commands.main import main
+from neumann.lab.studies import workers
+workers.get_context = lambda method: multiprocessing.get_context("fork")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @contextmanager
-def started(folder):
+def started(folder, command=("-c", FORKING)):
     """The command, as soon as both workers train."""
-    with Program("-m", "neumann", *FLAGS, "--jobs", "2", "--output", str(folder)) as program:
+    with Program(*command, *FLAGS, "--jobs", "2", "--output", str(folder)) as program:
         wait_until(lambda: len(list(folder.glob("*/seed-0/metrics.jsonl"))) == 2, program)
         yield program
 
@@ -54,8 +65,9 @@ def wait_until(happened, process=None):
 
 def workers_of(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    helper = b"resource_tracker"
     return [
-        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid) for pid in children if helper not in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
@@ -80,12 +92,15 @@ def send_to_group(pid, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "send"),
-    [(signal.SIGTERM, os.kill), (signal.SIGINT, send_to_group)],  # as Ctrl-C does
+    ("number", "send", "words"),
+    [
+        (signal.SIGTERM, os.kill, ("-c", FORKING)),
+        (signal.SIGINT, send_to_group, ("-m", "neumann")),  # as Ctrl-C does
+    ],
 )
-def test_signal_saves_all_runs_and_the_command_continues(tmp_path, number, send):
+def test_signal_saves_all_runs_and_the_command_continues(tmp_path, number, send, words):
     folder = tmp_path / "x"
-    with started(folder) as command:
+    with started(folder, words) as command:
         workers = workers_of(command)
         assert len(workers) == 2
         send(command.pid, number)
