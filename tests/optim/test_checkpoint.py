@@ -81,8 +81,8 @@ def test_state_that_was_moved_by_a_trainer(implementation):
     other_model.load_state_dict(model.state_dict())
     other.load_state_dict(saved)
     move()
-    for run in ((model, optimizer), (other_model, other)):
-        for kind, found in zip(expected, finish(*run, 9), strict=True):
+    for pair in ((model, optimizer), (other_model, other)):
+        for kind, found in zip(expected, finish(*pair, 9), strict=True):
             assert equal(kind, found)
 
 

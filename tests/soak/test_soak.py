@@ -1,8 +1,6 @@
 """The first cases of every program of the soak; `make soak` runs on from there."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -11,7 +9,7 @@ from tests.soak import schedule
 from tests.soak.__main__ import NAMES, parse_arguments
 from tests.soak.program import Broken, Program, run_case, run_cases
 from tests.soak.programs import PROGRAMS
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.programs import run
 
 # The first cases of a program, or some of them. The kills have a test of their own.
 CASES = {
@@ -43,14 +41,7 @@ def test_kills_from_the_command_line(tmp_path):
     """In a process of its own: one that has threads cannot be forked."""
     out = tmp_path / "soak.json"
     words = ["--only", "kills", "--seconds", "0", "--cases", "1", "--workers", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", *words, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        cwd=schedule.ROOT,
-        env=schedule.worker_environment(),
-        timeout=PROCESS_TIMEOUT,
-    )
+    done = run("-m", "tests.soak", *words, "--out", str(out), cwd=schedule.ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(out.read_text())
     assert content["programs"]["kills"]["counts"]["kills"] > 0

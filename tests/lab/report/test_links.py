@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from neumann.lab.commands.main import main
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.programs import run
 
 
 @pytest.fixture
@@ -94,12 +92,10 @@ def test_settings_for_plots_in_the_working_folder_are_ignored(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.linewidth: 77\n")
     fake_run(tmp_path / "run", epochs=1)
     code = (
+        "import sys; assert 'matplotlib' not in sys.modules;"
         "from neumann.lab.report import write_report; write_report('run');"
         "import matplotlib; print(matplotlib.rcParams['lines.linewidth'])"
     )
-    words = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_TIMEOUT
-    )
+    done = run("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) != 77

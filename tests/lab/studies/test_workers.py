@@ -66,9 +66,7 @@ def wait_until(happened, process=None):
 def workers_of(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     helper = b"resource_tracker"
-    return [
-        int(pid) for pid in children if helper not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [int(pid) for pid in children if helper not in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_running(pid):

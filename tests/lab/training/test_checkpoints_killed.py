@@ -6,8 +6,6 @@ import os
 import random
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,6 +13,7 @@ import pytest
 
 from neumann.lab.training.checkpoints import Checkpoints
 from tests.support.checkpointing import consistent, names, payload
+from tests.support.programs import Program
 
 SAVER = """
 import sys, torch
@@ -78,13 +77,13 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_intact(tmp_path):
 
 @pytest.mark.slow
 def test_a_separate_process_killed_while_it_saves(tmp_path):
-    command = [sys.executable, "-c", SAVER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as saver:
-        for _ in range(3):
-            last = saver.stdout.readline()
+    with Program("-c", SAVER, str(tmp_path)) as saver:
+        while "checkpoint-000000000002.pt" not in names(tmp_path):
+            assert saver.poll() is None
+            time.sleep(0.001)
         time.sleep(0.01)
-        saver.kill()
-        reported = int([last, *saver.stdout][-1])
+        saver.send_signal(signal.SIGKILL)
+        reported = int(saver.wait().stdout.split()[-1])
     loaded = Checkpoints(tmp_path).load_latest()
     assert loaded.step in (reported, reported + 1)
     assert consistent(loaded)

@@ -1,7 +1,5 @@
 """The lock around compiling: in the user's own place, and never in the way of a step."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ pytest.importorskip("numba")
 
 from neumann.optim.backends.cpu import address_table, compile_lock, numba_kernel
 from tests.support.cpu_passes import COEFFICIENTS, check, tensors_of
+from tests.support.programs import run
 
 
 @pytest.fixture
@@ -112,7 +111,9 @@ def test_a_first_step_of_a_process_with_a_folder_in_the_way(tmp_path):
     """The whole way: an optimizer in a new process, without any lock to be had."""
     (tmp_path / compile_lock.NAME).mkdir()
     script = (
-        "import torch, warnings\n"
+        "import sys, numba, torch, warnings\n"
+        "assert 'neumann.optim.backends.cpu.numba_kernel' not in sys.modules\n"
+        "numba.config.reload_config()  # it has been imported, and read the environment\n"
         "from neumann import Neumann\n"
         "p = torch.nn.Parameter(torch.ones(3))\n"
         "o = Neumann([p], lr=0.1, warmup_steps=1, reset_steps=0, cubic=0, repulsive=0)\n"
@@ -122,11 +123,6 @@ def test_a_first_step_of_a_process_with_a_folder_in_the_way(tmp_path):
         "    o.step()\n"
         "print(o._backend.name, len(caught), p.tolist() == torch.full((3,), 0.9).tolist())\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["numba", "1", "True"]
+    ended = run("-c", script, NUMBA_CACHE_DIR=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["numba", "1", "True"]

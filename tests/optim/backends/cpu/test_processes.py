@@ -1,7 +1,6 @@
 """The CPU kernel in threads and processes: the same bits, and numba only where it is needed."""
 
 import os
-import subprocess
 import sys
 import threading
 
@@ -24,6 +23,7 @@ from tests.support.cpu_passes import (
     run_pass,
     tensors_of,
 )
+from tests.support.programs import run
 
 
 def _step(tensors, **options):
@@ -96,16 +96,17 @@ def test_two_threads_at_once():
 
 def _python(script, **environment):
     """What a script prints, in a process of its own."""
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+    ended = run("-c", RELOAD + script, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
 
 
+# numba has been imported, so it has to read the environment again; but no kernel has.
+RELOAD = """
+import sys, numba
+assert "neumann.optim.backends.cpu.numba_kernel" not in sys.modules
+numba.config.reload_config()
+"""
 STEP = """
 import torch
 from neumann.optim.backends.cpu import numba_pass
