@@ -45,7 +45,7 @@ def set_gradients(model):
 
 def contents(model, optimizer):
     """Copies of all that a failed step must leave alone."""
-    optimizer._finish_distance()
+    optimizer._distance.finish()
     found = [p.detach().clone() for p in model]
     for p in model:
         state = optimizer.state[p]

@@ -16,6 +16,7 @@ One step, in the order in which a gradient passes through:
     backends         the update as it runs; `__init__` says how to add one, `base` what it must do.
                      A parameter without a gradient stays put; a reset zeroes its m, δ counts in r
     precision        the dtypes of the arithmetic, and rounding
+    distance_tracker r² from one step to the next, over all processes
 
 Around it:
 

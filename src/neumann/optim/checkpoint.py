@@ -5,6 +5,7 @@ parameter (pytorch #43706), which loses float32 state of bfloat16 weights and fl
 the tensors travel through it inside `Exact`, which it does not look into.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,12 @@ def prepare(
     optimizer: Optimizer,
     state_dict: Mapping[str, Any],
     names: Mapping[Tensor, str],
-    fit_to_machine: Callable[[list[dict[str, Any]]], None],
+    find_backend: Callable[[Mapping[str, Any]], object],
 ) -> dict[str, Any]:
     """The state dict for the base class, if it fits: P itself, and tensors inside `Exact`.
 
-    Everything is checked here, before the base class adopts anything. `fit_to_machine` replaces
-    options of the groups that cannot run here.
+    Everything is checked here, before the base class adopts anything. `find_backend` raises a
+    RuntimeError for options that cannot run here.
     """
     checks.check_form(state_dict)
     groups = optimizer.param_groups
@@ -47,12 +48,36 @@ def prepare(
     checks.check_options(saved)
     checks.check_state(groups, names, {**state_dict, "param_groups": saved})
     memory.check_memory(groups, saved, state_dict["state"], names)
-    fit_to_machine(saved)
+    _fit_to_machine(saved, groups[0], find_backend)
     state = {
         index: {k: Exact(v) if isinstance(v, Tensor) else v for k, v in entry.items()}
         for index, entry in state_dict["state"].items()
     }
     return {**state_dict, "param_groups": saved, "state": state}
+
+
+def _fit_to_machine(
+    saved: Sequence[dict[str, Any]],
+    own: Mapping[str, Any],
+    find_backend: Callable[[Mapping[str, Any]], object],
+) -> None:
+    """Replace flags of saved groups that cannot run here by the optimizer's own."""
+    try:
+        find_backend(saved[0])
+    except RuntimeError as error:
+        flags = {name: own[name] for name in options.MACHINE}
+        find_backend({**saved[0], **flags})  # raises if the reason is another one
+        was_captured = saved[0]["capturable"] and not flags["capturable"]
+        for group in saved:
+            group.update(flags)
+            if was_captured:  # a number on a device, for the graph
+                group["lr"] = float(group["lr"])
+        kept = ", ".join(f"{name}={value}" for name, value in flags.items())
+        warnings.warn(
+            f"the state dict was saved on another kind of machine ({error}), so this optimizer "
+            f"keeps {kept}",
+            stacklevel=5,
+        )
 
 
 def complete(

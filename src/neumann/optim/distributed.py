@@ -30,7 +30,7 @@ class Totals(NamedTuple):
     """What the processes learn from each other before a step."""
 
     squared: Tensor  # r²
-    variables: int  # of all processes that share the process group
+    variables: int | None  # of the whole process group; None: there is none
     flags: Tensor | None  # not zero: a gradient somewhere is not finite
 
 
@@ -96,14 +96,15 @@ class Sharding:
                 distributed.all_reduce(some, group=group)
                 values[members] = some
         squared, flags = values[:count].sum(), values[count:].sum()
+        total = None
         if self._process_group is not None:
             # Other processes may have other sums, so they share only the totals.
             number = torch.full_like(squared, variables)
             values = torch.stack([squared, flags, number])
             distributed.all_reduce(values, group=self._process_group)
             squared, flags, number = values.unbind()
-            variables = int(number)
-        return Totals(squared, variables, None if flag is None else flags)
+            total = int(number) or 1
+        return Totals(squared, total, None if flag is None else flags)
 
 
 def find_sharding(parameters: Sequence[Tensor], process_group: Any) -> Sharding | None:

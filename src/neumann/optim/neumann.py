@@ -9,7 +9,6 @@ in `update`.
 A gradient travels p.grad → `StateStore.gather` → the preconditioner → the backend → p.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from neumann.optim import checkpoint, modes, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
 from neumann.optim.diagnostics import Diagnostics, describe, diagnose
-from neumann.optim.distance import distance_squared
+from neumann.optim.distance_tracker import DistanceTracker
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
 from neumann.optim.dtensor import local_part
 from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
@@ -34,19 +33,6 @@ from neumann.optim.skipping import agree_on_skipping
 from neumann.optim.state import CLOCK, DISTANCE, OFFSET, WEIGHTS, StateStore
 from neumann.optim.tensors import Tensors
 from neumann.optim.write_watch import WriteWatch
-
-# What `load_state_dict` puts into place, and puts back if it fails.
-_REPLACED_BY_LOAD = {
-    "param_groups",
-    "state",
-    "_store",
-    "_backend",
-    "_sharding",
-    "_variables",
-    "_watch",
-    "_switching",
-    "_cut_short",
-}
 
 
 class Neumann(Optimizer):
@@ -150,7 +136,7 @@ class Neumann(Optimizer):
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
         self._backend: Backend
         self._sharding: Sharding | None  # None: this process has every parameter whole
-        self._variables: int | None  # of the whole process group, as of the last step
+        self._distance: DistanceTracker
         self._constructing, self._cut_short = True, False
         super().__init__(params, defaults)
         self._constructing = False
@@ -193,21 +179,15 @@ class Neumann(Optimizer):
         store = self._store
         store.bind(self.param_groups, self.state)
         if store.scalars:
-            self._finish_distance()  # what the last step left pending
+            self._distance.finish()  # what the last step left pending
         sharding, backend = self._find_backend(self.param_groups[0])
         first = next((p for group in self.param_groups for p in group["params"]), None)
         device = torch.device("cpu") if first is None else first.device
-        self._backend = backend(device)
-        self._sharding, self._variables = sharding, None
+        self._backend, self._sharding = backend(device), sharding
+        self._distance = DistanceTracker(store, self._backend, sharding)
         self._watch = WriteWatch()
         tracing.treat_reset_table_as_constant()
-        is_known = store.tie_scalars(device, backend.on_device)
-        if sharding is not None:
-            sharding.sums_are_known = int(store.scalars[CLOCK]) == 0  # at first every δ is 0
-            if not has_forces(self.param_groups[0]):
-                store.scalars[DISTANCE].zero_()  # no step will measure it
-        elif not is_known:
-            self._measure_distance()
+        self._distance.start(is_known=store.tie_scalars(device, backend.on_device))
 
     def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
         """How the parameters are spread, and the backend that these options of a group ask for."""
@@ -303,14 +283,16 @@ class Neumann(Optimizer):
         if self._sharding is not None:
             groups, sums = self._sharding.split(groups), self._sharding.sums
         scalars = Scalars(store.scalars[CLOCK], r_squared, sums, grad_scale, found_inf)
-        update = self._backend.prepare(groups, store.step_options(self._variables), scalars)
+        update = self._backend.prepare(
+            groups, store.step_options(self._distance.variables), scalars
+        )
 
         def write() -> None:
             self._cut_short = True
             store.count_skipped(counted)
             update()
             if store.drop_averages(groups):
-                self._forget_distance()
+                self._distance.forget()
             self._watch.remember(weights)
             self._cut_short = False
 
@@ -323,12 +305,12 @@ class Neumann(Optimizer):
         found_inf, counted = self._agree_on_skipping(groups)
         store.count_skipped(counted)
         if store.drop_averages(groups):
-            self._forget_distance()
+            self._distance.forget()
         groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), found_inf)
         squared = store.scalars[DISTANCE]
         self._backend.finish_distance(squared)
         scalars = Scalars(store.scalars[CLOCK], squared, squared, grad_scale, found_inf)
-        step_traced(groups, store.step_options(self._variables), scalars)
+        step_traced(groups, store.step_options(self._distance.variables), scalars)
         self._watch.remember([])  # versions are unknown before the graph has run
 
     def _gather(self) -> list[Tensors]:
@@ -339,25 +321,9 @@ class Neumann(Optimizer):
     def _agree_on_skipping(self, groups: list[Tensors]) -> tuple[Tensor | None, Tensor | None]:
         """See `skipping`; with sharded parameters this also brings r² up to date."""
         found = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
-        reduce = None if self._sharding is None else partial(self._reduce, self._sharding, groups)
+        sharding = self._sharding
+        reduce = None if sharding is None else partial(self._distance.reduce, sharding, groups)
         return agree_on_skipping(groups, self._store, found, reduce)
-
-    def _reduce(
-        self, sharding: Sharding, groups: list[Tensors], flag: Tensor | None
-    ) -> Tensor | None:
-        """Learn r² and the flag from all processes: the only communication of a step."""
-        forces = has_forces(self.param_groups[0])
-        if forces and not sharding.sums_are_known:
-            self._backend.measure(sharding.split(groups), sharding.sums)
-            sharding.sums_are_known = True
-        self._backend.finish_distance(sharding.sums)
-        if not forces and flag is None:
-            return None
-        totals = sharding.reduce(self._store.count_variables(), flag)
-        self._store.scalars[DISTANCE].copy_(totals.squared)
-        if self.process_group is not None:
-            self._variables = totals.variables or 1
-        return totals.flags
 
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
@@ -375,34 +341,6 @@ class Neumann(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether GradScaler may leave unscaling and skipping to step()."""
         return self._backend.unscales
-
-    # ------------------------------------------------------------------ the distance
-
-    def reset_average(self) -> None:
-        """Restart the moving average at the current weights: v = w, r = 0."""
-        for _, state in self._store.entries():
-            if OFFSET in state:
-                local_part(state[OFFSET]).zero_()
-        self._forget_distance()
-
-    def _finish_distance(self) -> None:
-        """Bring r² up to date, if this process knows all of it."""
-        if self._sharding is None:
-            self._backend.finish_distance(self._store.scalars[DISTANCE])
-
-    def _measure_distance(self) -> None:
-        """Compute r² from the offsets themselves."""
-        offsets = [state[OFFSET] for _, state in self._store.entries() if OFFSET in state]
-        scalar = self._store.scalars[DISTANCE]
-        scalar.copy_(distance_squared(offsets, scalar.device))
-        self._backend.forget()
-
-    def _forget_distance(self) -> None:
-        """r² is 0, because every δ is, or because none is kept."""
-        self._store.scalars[DISTANCE].zero_()
-        self._backend.forget()
-        if self._sharding is not None:
-            self._sharding.sums.zero_()
 
     # ------------------------------------------------------------------ training and evaluation
 
@@ -488,6 +426,13 @@ class Neumann(Optimizer):
         displaced = int(self._store.scalars[CLOCK]) > self.param_groups[0]["warmup_steps"]
         return displaced and self.training and not self._checkpointing
 
+    def reset_average(self) -> None:
+        """Restart the moving average at the current weights: v = w, r = 0."""
+        for _, state in self._store.entries():
+            if OFFSET in state:
+                local_part(state[OFFSET]).zero_()
+        self._distance.forget()
+
     @torch.no_grad()
     def eval_params(self) -> dict[str, Tensor] | list[Tensor]:
         """Copies of the evaluation weights w − μm, by name if the parameters have names.
@@ -514,7 +459,7 @@ class Neumann(Optimizer):
         """As in torch.optim, with everything that a bit-identical continuation needs."""
         self._refuse_cut_short()
         self._reconcile()
-        self._finish_distance()
+        self._distance.finish()
         state_dict = super().state_dict()
         memory.write_names(state_dict["param_groups"])
         if self._sharding is not None:
@@ -538,10 +483,10 @@ class Neumann(Optimizer):
         """
         if not isinstance(state_dict, dict):
             raise TypeError(f"the state dict must be a dict, got {type(state_dict).__name__}")
-        before = {name: value for name, value in self.__dict__.items() if name in _REPLACED_BY_LOAD}
+        before = dict(self.__dict__)
         # A hook registered now runs after the user's own, so it sees what they made of the dict.
         prepare = partial(
-            checkpoint.prepare, names=self._store.names(), fit_to_machine=self._fit_to_machine
+            checkpoint.prepare, names=self._store.names(), find_backend=self._find_backend
         )
         handle = self.register_load_state_dict_pre_hook(prepare)
         try:
@@ -552,28 +497,9 @@ class Neumann(Optimizer):
         finally:
             handle.remove()
 
-    def _fit_to_machine(self, groups: list[dict[str, Any]]) -> None:
-        """Replace flags of loaded groups that cannot run here by this optimizer's own."""
-        try:
-            self._find_backend(groups[0])
-        except RuntimeError as error:
-            flags = {name: self.param_groups[0][name] for name in options.MACHINE}
-            self._find_backend({**groups[0], **flags})  # raises if the reason is another one
-            was_captured = groups[0]["capturable"] and not flags["capturable"]
-            for group in groups:
-                group.update(flags)
-                if was_captured:  # a number on a device, for the graph
-                    group["lr"] = float(group["lr"])
-            kept = ", ".join(f"{name}={value}" for name, value in flags.items())
-            warnings.warn(
-                f"the state dict was saved on another kind of machine ({error}), so this optimizer "
-                f"keeps {kept}",
-                stacklevel=5,
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         self._reconcile()
-        self._finish_distance()
+        self._distance.finish()
         group = None if self.process_group is None else SharedGroup(self.process_group)
         own = {"process_group": group, "_switching": self._switching, "_cut_short": self._cut_short}
         return {**super().__getstate__(), **own}
@@ -596,8 +522,8 @@ class Neumann(Optimizer):
     def diagnostics(self) -> Diagnostics:
         """Phase, t, distance, steps to the next reset; per group μ, η and the two forces."""
         self._reconcile()
-        self._finish_distance()
-        return diagnose(self._store, self._store.step_options(self._variables))
+        self._distance.finish()
+        return diagnose(self._store, self._store.step_options(self._distance.variables))
 
     def __repr__(self) -> str:
         self._store.bind(self.param_groups, self.state)
