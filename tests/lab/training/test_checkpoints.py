@@ -10,12 +10,8 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.lab.training.checkpoints import (
-    CheckpointError,
-    Checkpoints,
-    get_rng_state,
-    set_rng_state,
-)
+from neumann.lab.training.checkpoints import CheckpointError, Checkpoints
+from neumann.lab.training.random_state import get_rng_state, set_rng_state
 from tests.support.checkpointing import consistent, names, payload
 
 
@@ -196,17 +192,3 @@ def test_an_intact_file_that_torch_cannot_load_is_an_error_in_one_line(tmp_path,
     Checkpoints(tmp_path).save(2, {"x": range(3)})
     with pytest.raises(CheckpointError, match=r"002\.pt is intact, but torch .* cannot load it"):
         Checkpoints(tmp_path).load_latest()
-
-
-def test_random_generators_continue_where_they_were():
-    def draw():
-        return (random.random(), random.gauss(0, 1), np.random.normal(), torch.rand(3).tolist())  # noqa: NPY002
-
-    draw()
-    state = get_rng_state()
-    expected = draw()
-    draw()
-    set_rng_state(state)
-    assert draw() == expected
-    with pytest.raises(ValueError, match="has no 'cuda', 'torch'"):
-        set_rng_state({"python": 0, "numpy": 0})

@@ -20,7 +20,7 @@ from neumann.lab.data import Dataset, Plan
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError, shorten
 from neumann.lab.models import classification_loss
-from neumann.lab.training.checkpoints import get_rng_state, set_rng_state
+from neumann.lab.training.random_state import get_rng_state, set_rng_state
 from neumann.optim import Neumann
 from neumann.spectrum import About, Extremes, Hessian, NonFiniteProduct, coefficients, extremes
 from neumann.spectrum.operators.model_state import without_tf32

@@ -36,7 +36,7 @@ from neumann.lab.storage.run_files import (
     read_run_files,
 )
 from neumann.lab.training.batchnorm_layers import average_statistics, get_statistics, set_statistics
-from neumann.lab.training.checkpoints import Checkpoints, get_rng_state, set_rng_state
+from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.clock import TrainingClock
 from neumann.lab.training.curvature import Curvature
 from neumann.lab.training.evaluation import Score, evaluate_twice
@@ -45,6 +45,7 @@ from neumann.lab.training.inputs import open_dataset, plan_epoch
 from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
 from neumann.lab.training.network import wrap_model
 from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
+from neumann.lab.training.random_state import get_rng_state, set_rng_state
 from neumann.lab.training.records import CHECKPOINTS, Diverged, Records
 from neumann.lab.training.resuming import (
     check_checkpoint,
