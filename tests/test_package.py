@@ -1,6 +1,7 @@
 """The package: its public names, what it may import, and the one version."""
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -96,6 +97,24 @@ def test_every_file_name_is_unique():
             if not path.name.startswith("__") and not moved:
                 assert path.name not in seen, f"{path} and {seen[path.name]}"
                 seen[path.name] = path
+
+
+def test_every_package_lists_its_modules():
+    """The docstring of a package is the map of it: it names every module and package inside."""
+    for folder in (SOURCE, ROOT / "benchmarks"):
+        for init in folder.glob("**/__init__.py"):
+            names = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+            docstring = ast.get_docstring(ast.parse(init.read_text())) or ""
+            missing = [name for name in sorted(names) if not re.search(rf"\b{name}\b", docstring)]
+            assert not missing, f"{init} does not name {missing}"
+
+
+def test_every_published_result_has_a_script():
+    index = (ROOT / "results/README.md").read_text()
+    for path in (ROOT / "results").glob("*-*"):
+        assert path.stem.removesuffix("-cpu") in index, f"the index lacks {path.name}"
+    for module in re.findall(r"`((?:benchmarks|tests)\.[a-z_.]+)", index):
+        assert importlib.util.find_spec(module), f"results/README.md names {module}"
 
 
 def test_old_imports_still_work():

@@ -1,6 +1,7 @@
 """What single choices inside the optimizers are worth.
 
 Scripts: `spectral_variants` (changes to the spectral form), `muon_fallback` (the learning rate of
-Muon's AdamW), `embeddings` (embeddings as matrices or elementwise). The helper
+Muon's AdamW), `embeddings` (embeddings as matrices or elementwise), `other_data` (the contest's
+settings on CIFAR-100). The helper
 `variant_preconditioners` holds the preconditioners that `spectral_variants` tries.
 """

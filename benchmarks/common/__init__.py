@@ -1,1 +1,8 @@
-"""Helpers that several benchmarks share."""
+"""Helpers that several benchmarks share.
+
+script     a script's flags and its JSON output, with commit, hardware and versions
+ledger     a file of runs that are never repeated
+search     tuning on a grid that widens at its edges
+timing     clocks for work that runs on a GPU
+markdown   tables
+"""

@@ -1,4 +1,8 @@
-"""Neumann: the Neumann optimizer for PyTorch."""
+"""Neumann: the Neumann optimizer for PyTorch.
+
+The packages: `optim` (the optimizer), `theory`, `spectrum`, `integrations` and `lab`. All of them
+check their arguments with `validation`.
+"""
 
 from neumann.optim import Neumann, guard, recalibrate_batchnorm
 from neumann.theory.idealized import IdealizedNeumann

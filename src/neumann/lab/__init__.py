@@ -1,6 +1,11 @@
 """The lab: train, compare and sweep optimizers on real data (extra `lab`).
 
-`config` holds the settings of a training, `arms` the optimizers by name. The rooms, from the bottom
-up: `storage` (files), `data`, `models`, `training` (one run), `studies` (many runs), `report`
-(pages from records) and `commands` (the command line).
+config         the settings of a training run; a command's flags are made from them
+config_files   the same settings in a TOML or JSON file
+arms           the optimizers by name, with their usual learning rates
+user_code      code that the user names, such as a preconditioner of their own
+errors         what a user did wrong, in one line
+
+The packages, from the bottom up: `storage` (files), `data`, `models`, `training` (one run),
+`studies` (many runs), `report` (pages from records) and `commands` (the command line).
 """

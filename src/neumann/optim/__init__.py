@@ -1,32 +1,33 @@
 """The optimizer; needs torch alone.
 
-The mathematics, free of any optimizer:
+The mathematics, as pure functions:
 
     phases           when a step warms up, resets or iterates; μ(t) and the other coefficients
     distance         r = ‖w − v‖, and the force that depends on it
-    update           the equations of a step, in the form for reading
+    update           the equations of a step, in their readable form
 
 One step, in the order in which a gradient passes through:
 
     neumann          class Neumann, the contract of torch.optim
     options          its options: types, defaults, checks
-    state            what is kept for each parameter; gathers the `tensors` of a step
+    state            what is kept for each parameter
+    tensors          the lists w, g, m, δ of a group, from the state to the kernel
     skipping         whether all gradients are finite
     preconditioners  P, from gradients to directions; `__init__` says how to add one
-    backends         the update as it runs; `__init__` says how to add one, `base` what it must do.
-                     A parameter without a gradient stays put; a reset zeroes its m, δ counts in r
+    backends         the update as it runs; `__init__` says how to add one, `base` what it must do
     precision        the dtypes of the arithmetic, and rounding
     distance_tracker r² from one step to the next, over all processes
+    interrupts       Ctrl-C waits while weights are written
 
 Around it:
 
     modes            training weights w and evaluation weights w − μm
-    checkpoint       loading state dicts
+    checkpoint       loading state dicts; `checkpoint_checks` refuses damaged ones
     distributed      parameters spread over processes; `dtensor`: the part that is here
     tracing          what torch.compile needs
     write_watch      a warning if something else writes the weights
     diagnostics      what the optimizer is doing, for logs
-    schedules        learning rates (not μ)
+    schedules        learning rates over a run (μ(t) is in `phases`)
     guard            a warning before displaced weights are saved as a model
     batchnorm        statistics for the evaluation weights
     series, spectral old import paths

@@ -232,6 +232,9 @@ class Neumann(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss.
 
+        A parameter without a gradient keeps its weights: no update, no decay. Its δ still counts in
+        r, and a reset sets its m to 0.
+
         A step that raises before its update begins changes nothing: bad options, a sparse gradient,
         an error in the closure or in P, no memory for what it prepares. Weights, m, δ, the clock
         and the count of skipped steps are as before; only P's own memory may have taken in the

@@ -1,7 +1,14 @@
 """Data sets by name, and the batches they give.
 
-`load.py` has the table of data sets: to add one, start there. A loader turns a `Request` into a
-`Dataset`: one source of batches to train on and one to test on. A `Plan` says which batches.
+A loader turns a `Request` into a `Dataset`: one source of batches to train on and one to test on.
+
+load            the table of data sets: add one there
+dataset         `Request` and `Dataset`
+plan            which examples go into which batch
+image_sets      loaders of small image sets, kept on the device by `device_images`
+augmentation    flips, shifts and cutout of such images
+image_folder    folders of images, as ImageNet has them
+text            a text file, read as characters
 """
 
 from neumann.lab.data.dataset import Dataset, Source

@@ -1,4 +1,10 @@
-"""Models by name, and the loss that trains them. `build.py` has the table: add a model there."""
+"""Models by name, and the loss that trains them.
+
+build          the table of models: add one there
+image_models   an MLP, a CNN, ResNets for small images
+text_models    a small GPT and a GRU
+timm_models    any image model of timm
+"""
 
 from neumann.lab.models.build import build, classification_loss, list_fitting_models
 

@@ -1,7 +1,9 @@
 """Pages and plots from the lab's records: `write_report(folder)` and `write_density(record)`.
 
-Records on disk, finished or not, become runs (`runs`) and a study (`study`); `training_plots` and
-`curvature_plots` say what to draw, `drawing` draws it, and `page` puts it all into one HTML file.
+Records on disk, finished or not, become runs (`runs`) and a study (`study`). `training_plots` and
+`curvature_plots` say what to draw as a `plot`; `drawing` draws it with the colors of `palette`, and
+`svg` makes the drawing fit a page. `result_tables` and `verdicts` put the results into rows and
+sentences, with the number formats of `formatting`. `page` puts it all into one HTML file.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,10 @@
-"""The files of a run: how they are written, read, named and locked."""
+"""The files of a run: how they are written, read, named and locked.
+
+folders        the names of run folders, and their locks
+run_files      what each file of a run holds, and whether the files belong together
+reading        reading them, also while the run goes on
+field_types    checking a file's content against declared types
+atomic_files   files that are complete or absent
+strict_json    JSON with NaN and infinities
+environment    the code, packages and hardware that a run depends on
+"""

@@ -8,5 +8,5 @@ study_files    the files that describe a study on disk
 results        read a comparison back and summarize each arm
 statistics     confidence intervals and paired tests
 wording        what a comparison has found, in sentences
-spectrum_*     measure the curvature of a checkpoint, or of a user's model
+spectrum_measurement   measure the curvature of a checkpoint, or of a user's model
 """

@@ -1,7 +1,19 @@
 """One run: from a resolved config to a folder of records and checkpoints.
 
-`loop` is the run itself. It uses `inputs` (data), `network` and `batchnorm_layers` (the model
-as it trains), `gradients`, `evaluation` and `curvature` (what a step or an epoch computes),
-`running_loss`, `clock` and `lines` (what it reports), `records`, `checkpoints` and `random_state`
-(what it saves), `processes` (several that train together) and `signals` (stopping).
+loop               the run itself
+inputs             opens the data set
+network            the model as it trains: compiled, sharded, on its device
+batchnorm_layers   BatchNorm over several processes, and over parts of a batch
+gradients          what a step computes: forward, backward, accumulation, CUDA graphs
+evaluation         loss and accuracy on held-out data
+curvature          the ends of the Hessian's spectrum, measured along the run
+running_loss       the loss since the last report
+clock              seconds of training, without evaluation
+lines              the lines of metrics.jsonl, and what is printed
+records            the run's folder: config, metrics, summary
+checkpoints        writes and loads checkpoints
+random_state       the random generators, saved and restored
+resuming           whether a checkpoint belongs to this run
+processes          several processes that train together
+signals            stops at the end of a step when asked to
 """

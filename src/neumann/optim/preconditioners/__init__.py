@@ -10,6 +10,13 @@ P = I is the paper. To add a preconditioner, write a class with the interface of
 Neumann are `_PRECONDITIONED` in `options.py`; add a case to `_usual_options` there if it needs
 others.
 
+protocol            the interface
+diagonal, spectral  the two that have a name
+momentum            what `spectral` takes before it
+orthogonalization   the arithmetic of `spectral`
+apply               where P acts in a step
+memory              what P remembers about a parameter, and its checkpoint
+
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction
 that is not finite. If the step is skipped, the preconditioner's state is restored.
 """

@@ -1,5 +1,7 @@
 """Symmetric matrices that are known only by their products with vectors.
 
-`symmetric` defines the interface. `loss_curvature` is what the Hessian, the Gauss–Newton matrix and
-finite differences share; `batches`, `objective`, `model_state` and `vectors` are its parts.
+`symmetric` defines the interface, and `preconditioned` wraps a matrix. `loss_curvature` is what
+`hessian`, `gauss_newton` and `finite_differences` share. Its parts are `objective` (the loss as a
+function of the weights), `batches`, `model_state`, `vectors`, `autograd` (the derivatives) and
+`float32_error` (how far rounding may have moved a product).
 """

@@ -1,7 +1,8 @@
 """The update on CPUs as one pass over memory, through numba (extra `cpu`).
 
 `numba_pass` prepares tensors, `address_table` lists their addresses and runs the threads, and
-`numba_kernel` is the compiled arithmetic. Importing this needs torch alone.
+`numba_kernel` is the compiled arithmetic; `compile_lock` keeps processes from compiling it at once.
+Importing this needs torch alone.
 """
 
 from collections.abc import Callable
