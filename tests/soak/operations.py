@@ -81,6 +81,8 @@ class Sequence:
         self.chance, self.counts = chance, counts
         self.recipe = Recipe(chance)
         self.kinds = [self.recipe.draw_kind() for _ in range(chance.choice((1, 1, 2, 3)))]
+        # Where every parameter is frozen from the start there is no state, and it keeps the clock.
+        self.kinds[0].frozen[0] = False
         self.optimizer = self.recipe.build(self.kinds)
         self.beside = Beside(self.optimizer, self.recipe.common)
         self.exact = can_follow(self.recipe)
