@@ -207,8 +207,9 @@ def test_another_number_of_processes_is_refused(two, tmp_path):
 def test_torchrun(tmp_path):
     """As a user starts it: a SIGTERM to torchrun reaches all, and the run can be resumed."""
     folder = tmp_path / "run"
-    words = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.1", "--epochs", "20", "--resume"]
-    checked = [str(CHECKED), "-m", "neumann", "train", *words, "auto", "--output", str(folder)]
+    words = ["--opt", "neumann:warmup_epochs=1", "--lr", "0.2", "--epochs", "20"]
+    words += ["--batch-size", "128", "--resume", "auto", "--output", str(folder)]
+    checked = [str(CHECKED), "-m", "neumann", "train", *words]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     process = subprocess.Popen(
         [*command, "--nproc-per-node", "2", *checked],
