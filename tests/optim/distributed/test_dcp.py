@@ -30,7 +30,7 @@ pytestmark = [
     ),
 ]
 
-STOP = 11  # in the iterate phase, with a reset still to come
+STOP = 8  # in the iterate phase, with a reset still to come
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
