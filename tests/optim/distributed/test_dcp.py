@@ -82,8 +82,7 @@ def resumed(path, shape, evaluating, **options):
     return outcome(optimizer), exported
 
 
-@pytest.mark.parametrize("evaluating", [False, True])
-@pytest.mark.parametrize("shape", [FLAT, HYBRID])
+@pytest.mark.parametrize(("shape", "evaluating"), [(FLAT, False), (HYBRID, True)])
 def test_four_ranks_then_four_two_and_one(two, four, tmp_path, shape, evaluating):
     path = str(tmp_path / "checkpoint")
     expected = outcome(trained_alone())

@@ -67,7 +67,7 @@ def test_two_ranks_equal_one_process(two, implementation):
 @pytest.mark.parametrize("shape", [FLAT, HYBRID])
 def test_four_ranks_equal_one_process(four, shape):
     """Uneven and empty shards, and replicas that are not counted twice."""
-    for options in ({}, {"skip_nonfinite": True}, {"weight_decay": 0.1, "foreach": True}):
+    for options in ({}, {"skip_nonfinite": True, "weight_decay": 0.1, "foreach": True}):
         alone = outcome(trained_alone(**options))
         answers = four.run(trained, shape, "chosen", STEPS, torch.float64, options)
         for ours, _, reductions, _ in answers:

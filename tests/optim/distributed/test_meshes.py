@@ -70,16 +70,15 @@ def spread(names, implementation, partial, **options):
     return {name: p.detach() for name, p in whole.items()}, known, len(reductions)
 
 
-@pytest.mark.parametrize("implementation", ["chosen", "single", "foreach"])
 @pytest.mark.parametrize(
-    ("names", "dimensions"),
+    ("names", "dimensions", "implementation"),
     [
-        (["both"], 2),
-        (["first"], 1),
-        (["second", "neither"], 1),
-        (["neither", "plain"], 0),
-        (["first", "plain"], 1),
-        (list(PLACEMENTS), 2),
+        (["both"], 2, "chosen"),
+        (["first"], 1, "chosen"),
+        (["second", "neither"], 1, "chosen"),
+        (["neither", "plain"], 0, "chosen"),
+        (["first", "plain"], 1, "chosen"),
+        *((list(PLACEMENTS), 2, name) for name in ("chosen", "single", "foreach")),
     ],
 )
 def test_one_reduction_for_each_sharded_dimension(four, names, dimensions, implementation):

@@ -16,17 +16,16 @@ pytestmark = needs_fsdp
 STOP = 6
 
 
-def trained(name, foreach, shape=FLAT):
-    model, optimizer = sharded(shape, torch.float64, precondition=name, foreach=foreach)
+def trained(name, shape, **options):
+    model, optimizer = sharded(shape, torch.float64, precondition=name, **options)
     train(model, optimizer, range(STEPS), own_share)
     return outcome(optimizer)
 
 
 @pytest.mark.parametrize("name", PRECONDITIONED)
-@pytest.mark.parametrize("foreach", [True, None])
-def test_two_ranks_equal_one_process(two, name, foreach):
-    alone = outcome(trained_alone(precondition=name, foreach=foreach))
-    for ours in two.run(trained, name, foreach):
+def test_two_ranks_equal_one_process(two, name):
+    alone = outcome(trained_alone(precondition=name, foreach=True))
+    for ours in two.run(trained, name, FLAT, foreach=True):
         assert furthest(ours, alone) < PRECONDITIONED[name]
 
 
@@ -35,7 +34,7 @@ def test_two_ranks_equal_one_process(two, name, foreach):
 def test_four_ranks_equal_one_process(four, name, shape):
     """Some have no rows of a matrix; replicas of two shards."""
     alone = outcome(trained_alone(precondition=name))
-    for ours in four.run(trained, name, None, shape):
+    for ours in four.run(trained, name, shape):
         assert furthest(ours, alone) < PRECONDITIONED[name]
 
 
