@@ -1,6 +1,7 @@
 """What a folder holds, and the verdict that its page starts with."""
 
 import json
+import shutil
 
 import pytest
 
@@ -128,11 +129,22 @@ def test_unfinished_sweeps(tmp_path):
     assert "no learning rate is chosen yet" in judge(searching).warnings[0]
     (searching / "search" / "sgd_lr=0.1" / "seed-0" / "summary.json").unlink()
     assert judge(searching).warnings[0].startswith("Unfinished: 1 of 8 runs of the search")
-    (searching / "search" / "comparison.json").unlink()
+    shutil.rmtree(searching / "search")
     assert "8 of 8" in judge(searching).warnings[0]
     chosen = fake_sweep(tmp_path / "b", {"sgd": RATES}, {"sgd": 0.4}, final=False)
     assert "3 of 3 runs of the chosen learning rates" in judge(chosen).warnings[0]
     assert read_study(chosen).arms == ()
+
+
+@pytest.mark.parametrize("part", ["search", "final"])
+def test_a_sweep_that_lost_a_part_of_its_records(part, tmp_path):
+    folder = fake_sweep(tmp_path, {"sgd": RATES}, {"sgd": 0.4})
+    missing = folder / part / "comparison.json"
+    missing.unlink()
+    with pytest.raises(RecordsError, match="is missing, and its folder has runs") as caught:
+        read_study(folder)
+    assert str(missing) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_sweep_in_which_everything_diverged(tmp_path):

@@ -19,7 +19,7 @@ from typing import Any
 from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
-from neumann.lab.storage.reading import CONFIG
+from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison
 from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
@@ -134,7 +134,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
     final_runs = content.get("seeds", 0) * len(grid if chosen is None else chosen)
     search = Search(chosen, runs, runs, final_runs, final_runs)
     study = Study(name, (), None, {}, (), search)
-    if is_comparison(part := study_files.get_part_folder(folder, SEARCH)):
+    if _has_begun(part := study_files.get_part_folder(folder, SEARCH)):
         searched, settings = _read_comparison(part)
         found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
         sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
@@ -147,7 +147,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
         runs, missing = searched.seeds * len(searched.rows), searched.missing
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)
-    if is_comparison(part := study_files.get_part_folder(folder, FINAL)):
+    if _has_begun(part := study_files.get_part_folder(folder, FINAL)):
         final, settings = _read_comparison(part)
         arms = tuple(
             replace(arm, index=order.get(_without_lr(arm.name), arm.index))
@@ -158,6 +158,15 @@ def _read_sweep(folder: Path, name: str) -> Study:
         settings = _first_config(arms) or settings
         study = replace(study, arms=arms, comparison=final, settings=settings, search=search)
     return study
+
+
+def _has_begun(part: Path) -> bool:
+    """Whether a part of a sweep has begun; raise if it has runs and not the file before them."""
+    if is_comparison(part):
+        return True
+    if part.is_dir() and any(entry.is_dir() or entry.is_symlink() for entry in part.iterdir()):
+        raise RecordsError(f"{part / COMPARISON} is missing, and its folder has runs; {RESTORE}")
+    return False
 
 
 def _read_comparison(folder: Path) -> tuple[Comparison, dict[str, Any]]:
