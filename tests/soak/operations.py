@@ -33,6 +33,7 @@ from tests.soak.comparisons import (
     describe_change_by_skipping,
     describe_difference,
     groups_of,
+    have_same_entries,
     parameters,
     to_numpy,
     view_bits,
@@ -125,7 +126,11 @@ class Sequence:
             raise
         for twin in self.twins:
             twin.left -= 1
-        self.twins = [twin for twin in self.twins if twin.left > 0]
+        self.twins = [
+            twin
+            for twin in self.twins
+            if twin.left > 0 and have_same_entries(twin.optimizer, self.optimizer)
+        ]
 
     def compare(self) -> None:
         if self.twins:
@@ -285,10 +290,9 @@ class Sequence:
     def load(self) -> None:
         """Back to an earlier moment, in the same optimizer."""
         found = self._draw_snapshot()
-        if found is None or len(found.kinds) != len(self.kinds):
+        if found is None or [k.shapes for k in found.kinds] != [k.shapes for k in self.kinds]:
             return
-        for optimizer in self.all_optimizers():
-            self._adopt(optimizer, found)
+        self._adopt(found, *self.all_optimizers())
         self._return_to(found)
 
     def load_into_fresh(self) -> None:
@@ -306,7 +310,7 @@ class Sequence:
             names = ("warmup_steps", "reset_steps", "cubic", "repulsive", "average", "bounded")
             other = {name: drawn[name] for name in names}
         fresh = self.recipe.build(found.kinds, **other)
-        self._adopt(fresh, found)
+        self._adopt(found, fresh)
         is_now = found is self.saved[-1] and not other and self._is_now(found)
         before, self.optimizer = self.optimizer, fresh
         if is_now and len(self.twins) < 2:
@@ -328,15 +332,16 @@ class Sequence:
     def _draw_snapshot(self) -> Snapshot | None:
         return self.chance.choice(self.saved) if self.saved else None
 
-    def _adopt(self, optimizer: Neumann, found: Snapshot) -> None:
+    def _adopt(self, found: Snapshot, *optimizers: Neumann) -> None:
         """Load weights and state, in either order."""
         weights_first = self.chance.random() < 0.5
-        if weights_first:
-            copy_weights(optimizer, found)
-        optimizer.load_state_dict(copy.deepcopy(found.state))
-        if not weights_first:
-            copy_weights(optimizer, found)
-        self.counts["loads"] += 1
+        for optimizer in optimizers:
+            if weights_first:
+                copy_weights(optimizer, found)
+            optimizer.load_state_dict(copy.deepcopy(found.state))
+            if not weights_first:
+                copy_weights(optimizer, found)
+            self.counts["loads"] += 1
 
     def _return_to(self, found: Snapshot) -> None:
         self.beside, self.kinds = copy.deepcopy(found.beside), copy.deepcopy(found.kinds)
