@@ -51,7 +51,7 @@ print(*sys.modules)
 
 @pytest.mark.slow
 def test_optional_packages_and_kernels_are_imported_late():
-    """By what is about them alone: not by a step without kernels, nor by loading a state dict."""
+    """Only where they are needed: not by a step without kernels, nor by loading a state dict."""
     output = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IMPORTS], check=True, capture_output=True, text=True
     )
@@ -197,5 +197,5 @@ def test_the_version_is_one():
     assert f"## {neumann.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_every_name_of_the_design_is_typed():
+def test_the_package_is_typed():
     assert (SOURCE / "py.typed").exists()

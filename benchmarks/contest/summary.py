@@ -1,6 +1,6 @@
 """What the contest has found: the tested winners of each batch size beside the best peer.
 
-The best peer is the optimizer of others with the best held-out score; those tuned at full length
+The best peer is the competing optimizer with the best held-out score; those tuned at full length
 come first. Differences to it are paired by seed. A run that diverged has no score; it is counted.
 """
 

@@ -1,4 +1,4 @@
-"""Short trainings, of which a script measures the curvature at the end or on the way."""
+"""Short training runs, for scripts that measure curvature during or after them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -55,11 +55,11 @@ def test_an_arm_is_parsed_and_formatted(text, options):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("neuman", "unknown optimizer 'neuman'; the nearest: neumann"),
-        ("zzz", "unknown optimizer 'zzz'; there are: neumann, sgd"),
+        ("neuman", "unknown optimizer 'neuman'; did you mean neumann"),
+        ("zzz", "unknown optimizer 'zzz'; choose from: neumann, sgd"),
         ("sgd:lr", "'lr' should be key=value"),
         ("sgd:lr=1,lr=2", "names lr twice"),
-        ("sgd:momentm=0.9", "unknown option of sgd 'momentm'; the nearest: momentum"),
+        ("sgd:momentm=0.9", "unknown option of sgd 'momentm'; did you mean momentum"),
         ("sgd:params=1", "unknown option of sgd 'params'"),
         ("neumann:momentum=2", "momentum must be in"),
         ("adam:lr=-1", "Invalid learning rate"),

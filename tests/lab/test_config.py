@@ -41,7 +41,7 @@ def test_settings_load_from_a_toml_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batchsize = 3", "unknown setting 'batchsize'; the nearest: batch_size"),
+        ("batchsize = 3", "unknown setting 'batchsize'; did you mean batch_size"),
         ("batch-size = ", "is not TOML"),
     ],
 )
@@ -58,13 +58,13 @@ def test_bad_files(tmp_path, text, message):
         ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
         ({"micro_batch_size": 0}, "--micro-batch-size must be at least 1"),
         ({"checkpoint_every": -1}, "--checkpoint-every must be at least 0"),
-        ({"sched": "cosin"}, "unknown --sched 'cosin'; the nearest: cosine"),
+        ({"sched": "cosin"}, "unknown --sched 'cosin'; did you mean cosine"),
         ({"smoothing": 1.0}, "--smoothing must be in"),
         ({"lr": -0.1}, "--lr must be at least 0"),
         ({"lr": float("nan")}, "--lr must be at least 0"),
         ({"ramp_epochs": 21.0}, "--ramp-epochs must be between 0 and --epochs"),
         ({"device": "tpu-ish"}, "--device must be auto, cpu, cuda"),
-        ({"opt": "sgd:nestrov=true"}, "the nearest: nesterov"),
+        ({"opt": "sgd:nestrov=true"}, "did you mean nesterov"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

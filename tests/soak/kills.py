@@ -1,4 +1,4 @@
-"""Kill -9 of a training at its writes, again and again: the end has the bits of a whole run.
+"""Kill -9 of a training run at its writes, again and again: the end has the bits of a whole run.
 
 torch is imported once. Every attempt is a fork of this process, which therefore must have no
 threads: one OpenMP thread, and numba's layer that survives a fork. Three kinds of attempts:
@@ -180,7 +180,7 @@ def wait(child: int) -> int:
         pause = min(2 * pause, 0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    raise TimeoutError(f"a training hung for {PATIENCE:g} s")
+    raise TimeoutError(f"a training run hung for {PATIENCE:g} s")
 
 
 def tell_of_saves(pipe: int) -> None:

@@ -61,7 +61,7 @@ def warmup(cls: Any, **options: Any) -> None:
         close(bench.v, start)
     before = bench.w
     bench.step()
-    close(bench.w, before)  # the third is no SGD step any more
+    close(bench.w, before)  # the third is no longer an SGD step
 
 
 def reset(cls: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""One pass of the CPU kernel, held against the update for reading, in float64."""
+"""One pass of the CPU kernel, held against the readable update, in float64."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The settings of a training: one frozen, flat dataclass, filled from flags or a TOML file.
+"""The settings of a training run: one frozen, flat dataclass, filled from flags or a TOML file.
 
 `TrainConfig.resolve` replaces each "auto" by its meaning on this machine and refuses settings that
 cannot work (UsageError). The run saves the result, from which it can be repeated.
@@ -107,7 +107,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
-    """Settings of trainings at one learning rate per arm, with measurements of the curvature."""
+    """Settings of runs at one learning rate per arm, with measurements of the curvature."""
 
     # peak learning rate, unless the optimizer's options name one; the default depends on it
     lr: float | None = None
@@ -127,7 +127,7 @@ class TrainingSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainConfig(TrainingSettings):
-    """The settings of one training."""
+    """The settings of one training run."""
 
     opt: Annotated[str, tyro.conf.arg(help=OPT_HELP)] = "neumann"
     seed: int = 0  # seed of initial weights, data order and augmentation

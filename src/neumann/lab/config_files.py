@@ -73,7 +73,7 @@ def fill_in_run_defaults(
     known = {key: current[key] for key in names & saved.keys() & current.keys()}
     try:
         defaults = TrainConfig(**known).resolve(processes).as_dict()
-    except (TypeError, ValueError, AttributeError):  # these are not settings of a training
+    except (TypeError, ValueError, AttributeError):  # these are not settings of a run
         defaults = {}
     return fill_in_defaults(saved, current, defaults)
 

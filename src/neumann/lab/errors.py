@@ -30,10 +30,10 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
-        hint = f"the nearest: {', '.join(near)}"
+        hint = f"did you mean {' or '.join(near)}?"
     else:
         shown = [*names[:20], *(["…"] if len(names) > 20 else []), *forms]
-        hint = f"there are: {', '.join(shown)}"
+        hint = f"choose from: {', '.join(shown)}"
     return UsageError(f"unknown {what} {name!r}; {hint}")
 
 

@@ -8,8 +8,8 @@ finite travels with it. Dimensions over which a parameter is replicated add noth
 counted twice.
 
 Between two steps a process knows its own share of r². That share is useless to a run with other
-shards, so it is never saved. After a load it is measured, in the order of additions that the steps
-have, so that the same shards give the same bits.
+shards, so it is never saved. After a load it is measured in the same order of summation as in
+a step, so that the same shards give the same bits.
 
 If not all processes call step(), the others wait forever.
 """

@@ -93,7 +93,7 @@ class _Hook:
         self._warned = True
         warnings.warn(
             "this state dict will hold the displaced weights w that training continues from, not "
-            "w − μm, the model that was found. To evaluate or ship the model, take it inside "
+            "w − μm, the trained model. To evaluate or ship the model, take it inside "
             "`with optimizer.evaluating():`. To resume this run, save it together with "
             "optimizer.state_dict() inside `with optimizer.checkpointing():`, which says that this "
             "is intended.",

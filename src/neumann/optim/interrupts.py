@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# The functions below those of `signal`, which spend 10 µs or more on turning values into enums.
+# The C functions that `signal` wraps: the wrappers spend 10 µs or more converting to enums.
 _set_handler: Any = getattr(signal.signal, "__wrapped__", signal.signal)
 _get_handler: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
@@ -15,7 +15,7 @@ _get_handler: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 def run_uninterrupted(function: Callable[[], None]) -> None:
     """Run the function; a SIGINT that arrives meanwhile takes effect when it has ended.
 
-    Writing weights takes milliseconds, and a mixture of old and new ones would be for good. Only
+    Writing weights takes milliseconds, and a mixture of old and new ones would be permanent. Only
     the main thread receives signals, and only a handler in Python can raise.
     """
     before = None

@@ -38,8 +38,8 @@ from neumann.optim.write_watch import WriteWatch
 class Neumann(Optimizer):
     """Neumann optimizer: large-batch training with one hyperparameter to tune, the learning rate.
 
-    The first `warmup` steps are plain SGD. After them each step adds a term to a Neumann series for
-    the inverse Hessian applied to the gradient. A cubic term attracts the weights to their moving
+    The warm-up is plain SGD. After it, each step adds a term to a Neumann series for the inverse
+    Hessian applied to the gradient. A cubic term attracts the weights to their moving
     average, another repels them from it, and resets start the series again. The equations are in
     :mod:`neumann.optim.update`.
 
@@ -481,8 +481,8 @@ class Neumann(Optimizer):
         run, this optimizer keeps its own, with a warning.
 
         Raises:
-            ValueError: the state dict belongs to another model or optimizer, or holds an option or
-                a value that cannot be. The optimizer is as it was before.
+            ValueError: the state dict belongs to another model or optimizer, or holds an
+                invalid option or value. The optimizer has not changed.
         """
         if not isinstance(state_dict, dict):
             raise TypeError(f"the state dict must be a dict, got {type(state_dict).__name__}")

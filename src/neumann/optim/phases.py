@@ -76,7 +76,7 @@ class Coefficients(NamedTuple):
     scale: Any = 1.0  # of the gradient: ±1/grad_scale
 
 
-# Of an update that changes nothing.
+# The coefficients of an update that changes nothing.
 IDLE = Coefficients(keep=1.0, gain=0.0, carry=0.0, push=0.0, shrink=0.0, follow=1.0)
 
 

@@ -22,9 +22,9 @@ def agree_on_skipping(
     """Decide, with all processes, whether to skip this step.
 
     Args:
-        groups: with the gradients.
-        store: has the option.
-        found: what a GradScaler has found on this process, if there is one.
+        groups: the tensors of this step.
+        store: holds the option `skip_nonfinite`.
+        found: the flag that a GradScaler has set on this process, if there is one.
         reduce: adds the flag up over all processes; None if parameters are not sharded.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The update: one set of equations for all phases, and the form of it that is for reading.
+"""The update: one set of equations for all phases, and their readable form.
 
     d  = s·g + λ·w + c·δ        δ = w − v, the offset from the moving average
     m  ← a·m − e·d
@@ -12,8 +12,8 @@ coefficient of zero drops its term instead of multiplying by it. So a NaN in an 
 survive a reset, and a reset moves no weight whose gradient overflowed.
 
 The equations exist in four forms: `update_single` here, lists (`backends/lists.py`), numba
-(`backends/cpu/numba_kernel.py`) and Triton (`backends/cuda/update_kernel.py`). In which dtypes they
-compute, `precision` says.
+(`backends/cpu/numba_kernel.py`) and Triton (`backends/cuda/update_kernel.py`). Their
+dtypes are defined in `precision`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Update = Callable[[Tensors, Coefficients], None]
 
 
 def update_single(tensors: Tensors, coefficients: Coefficients) -> None:
-    """The update for reading, one tensor at a time; the only form that autograd can record."""
+    """The readable update, one tensor at a time; the only form that autograd can record."""
     for w, g, m, offset in tensors:
         w_old, m_old, offset_old = _snapshot(w), _snapshot(m), _snapshot(offset)
         d = g if is_one(coefficients.scale) else coefficients.scale * g

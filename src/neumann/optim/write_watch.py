@@ -1,4 +1,4 @@
-"""A warning when something else than the optimizer writes its parameters."""
+"""A warning when something other than the optimizer writes to its parameters."""
 
 import warnings
 from collections.abc import Callable

@@ -45,10 +45,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "unknown command 'trian'; the nearest: train"),
-        (["train", "--epoch", "3"], "unknown flag '--epoch'; the nearest: --epochs"),
-        (["train", "--epoch=3"], "unknown flag '--epoch'; the nearest: --epochs"),
-        (["compare", "--arm", "sgd"], "unknown flag '--arm'; the nearest: --arms"),
+        (["trian"], "unknown command 'trian'; did you mean train"),
+        (["train", "--epoch", "3"], "unknown flag '--epoch'; did you mean --epochs"),
+        (["train", "--epoch=3"], "unknown flag '--epoch'; did you mean --epochs"),
+        (["compare", "--arm", "sgd"], "unknown flag '--arm'; did you mean --arms"),
         (["train", "sgd"], "neumann train: unexpected argument 'sgd'"),
         (["train", "--epochs", "x"], "--epochs must be a whole number, got 'x'"),
         (["train", "--epochs", "1.5"], "--epochs must be a whole number, got '1.5'"),
@@ -56,7 +56,7 @@ def test_version(capsys):
         (["train", "--lr", "fast"], "--lr must be a number, got 'fast'"),
         (["train", "--smoothing", "x"], "--smoothing must be a number, got 'x'"),
         (["train", "--micro-batch-size", "x"], "--micro-batch-size must be a whole number"),
-        (["train", "--sched", "cosin"], "unknown --sched 'cosin'; the nearest: cosine"),
+        (["train", "--sched", "cosin"], "unknown --sched 'cosin'; did you mean cosine"),
         (["compare", "--arms"], "--arms must name at least one optimizer"),
         (["sweep", "--lr", "0.1"], "--lr must be LOW:HIGH:COUNT"),
         (["demo", "--seeds", "0"], "--seeds must be at least 1"),
@@ -82,8 +82,8 @@ def test_usage_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch
     [
         ("a.toml", 'epochs = "many"', "--epochs must be a whole number, got 'many'"),
         ("a.toml", "epochs = 1.5", "--epochs must be a whole number, got '1.5'"),
-        ("a.toml", 'sched = "cosin"', "unknown --sched 'cosin'; the nearest: cosine"),
-        ("a.toml", "epoch = 3", "unknown setting 'epoch'; the nearest: epochs"),
+        ("a.toml", 'sched = "cosin"', "unknown --sched 'cosin'; did you mean cosine"),
+        ("a.toml", "epoch = 3", "unknown setting 'epoch'; did you mean epochs"),
         ("a.json", "{}", "holds no settings of a run"),
         ("a.json", "[1", "is damaged"),
     ],
@@ -111,7 +111,7 @@ def test_usage_errors_are_one_line_in_a_terminal():
         env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
         timeout=PROCESS_TIMEOUT,
     )
-    expected = b"neumann: unknown --sched 'cosin'; the nearest: cosine\r\n"
+    expected = b"neumann: unknown --sched 'cosin'; did you mean cosine?\r\n"
     assert (done.returncode, done.stdout) == (2, expected)
 
 

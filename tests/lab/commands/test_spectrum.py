@@ -145,12 +145,12 @@ def test_too_few_products_are_reported(run, capsys):
         (["--step", "3"], "--step 3: .* has checkpoints of the steps 8, 16"),
         (["--examples", "65"], "--examples must be at most 64, the size of the training set; got"),
         (["--examples", "0"], "--examples must be at least 1, got 0"),
-        (["--parameters", "0.weigth"], "unknown --parameters '0.weigth'; the nearest: "),
+        (["--parameters", "0.weigth"], "unknown --parameters '0.weigth'; did you mean "),
         (["--chunk", "4"], 'chunk=4 is wrong with batchnorm="batch"'),
-        (["--operator", "hesian"], "unknown --operator 'hesian'; the nearest: hessian"),
+        (["--operator", "hesian"], "unknown --operator 'hesian'; did you mean hessian"),
         (["--weight-decay", "-1"], "--weight-decay must be at least 0, got -1"),
         (["--probes", "1"], "--probes must be at least 2, got 1"),
-        (["--example", "3"], "unknown flag '--example'; the nearest: --examples"),
+        (["--example", "3"], "unknown flag '--example'; did you mean --examples"),
         (["--entry", "a:b"], "give either --checkpoint or --entry, got both"),
         (["--data-dir", "none", "--device", "gpu"], "--device must be auto, cpu, cuda or cuda:N"),
     ],
@@ -285,8 +285,8 @@ def test_batch_loader_and_objective_give_the_same_matrix(own, capsys):
 @pytest.mark.parametrize(
     ("entry", "flags", "message"),
     [
-        ("{}:bacth", [], "unknown function of {} 'bacth'; the nearest: batch"),
-        ("{}x:batch", [], "unknown module of --entry '{}x'; the nearest: {}"),
+        ("{}:bacth", [], "unknown function of {} 'bacth'; did you mean batch"),
+        ("{}x:batch", [], "unknown module of --entry '{}x'; did you mean {}"),
         ("{}", [], "--entry must be MODULE:FUNCTION, got '{}'"),
         ("broken:x", [], "--entry broken:x: ModuleNotFoundError: No module named 'no_such_pac"),
         ("{}:number", [], "--entry {}:number must return (model, loss, batch or loader), got int"),
@@ -297,7 +297,7 @@ def test_batch_loader_and_objective_give_the_same_matrix(own, capsys):
         ("{}:not_scalar", [], "loss must return a scalar"),
         ("{}:batch", ["--examples", "3"], "--examples is for a loader"),
         ("{}:batch", ["--step", "3"], "--step is for --checkpoint, not for --entry"),
-        ("{}:batch", ["--parameters", "wieght"], "unknown --parameters 'wieght'; the nearest: w"),
+        ("{}:batch", ["--parameters", "wieght"], "unknown --parameters 'wieght'; did you mean w"),
     ],
 )
 def test_unusable_entries_are_one_line(own, entry, flags, message, capsys, tmp_path):

@@ -124,11 +124,11 @@ def test_synthetic():
         ("synthetic:32x32,10,40", "should look like synthetic:SHAPE,CLASSES,N, for example"),
         ("synthetic:64,10", "should look like"),
         ("synthetic:64,0,40", "every number must be at least 1"),
-        ("cifar", "unknown data set 'cifar'; the nearest: cifar10, cifar100"),
-        ("fashion_mnist", "the nearest: fashion-mnist"),
-        ("cifar10:", "unknown data set 'cifar10:'; the nearest: cifar10"),
-        ("xyz", "unknown data set 'xyz'; there are: digits, .*text:FILE, folder:PATH"),
-        ("", "unknown data set ''; there are: digits"),
+        ("cifar", "unknown data set 'cifar'; did you mean cifar10 or cifar100"),
+        ("fashion_mnist", "did you mean fashion-mnist"),
+        ("cifar10:", "unknown data set 'cifar10:'; did you mean cifar10"),
+        ("xyz", "unknown data set 'xyz'; choose from: digits, .*text:FILE, folder:PATH"),
+        ("", "unknown data set ''; choose from: digits"),
     ],
 )
 def test_wrong_names(name, message):

@@ -140,8 +140,8 @@ def test_list_fitting_models(data):
         ("cnn", "vector", "cnn reads images, but digits holds vectors of 64; .* fit: mlp$"),
         ("mlp", "text", "mlp reads vectors or images, but .* holds text of 16; .*: gru, gpt$"),
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
-        ("resnet", "image", "unknown model 'resnet'; the nearest: resnet9, resnet18"),
-        ("xyz", "image", "unknown model 'xyz'; there are: mlp, .*, timm:NAME"),
+        ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet18"),
+        ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),
     ],
 )
 def test_wrong_names_and_data_sets_are_refused(data, name, kind, message):

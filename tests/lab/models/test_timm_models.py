@@ -73,7 +73,7 @@ def test_unsupported_image_sizes():
 
 
 def test_unknown_names():
-    with pytest.raises(UsageError, match="unknown timm model 'resnet5O'; the nearest: resnet50"):
+    with pytest.raises(UsageError, match="unknown timm model 'resnet5O'; did you mean resnet50"):
         build("timm:resnet5O", load("synthetic:3x32x32,10,4"))
 
 

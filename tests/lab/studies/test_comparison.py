@@ -143,7 +143,7 @@ def test_workers_give_the_same_weights(tmp_path, finished):
         ({"seeds": 0}, "--seeds must be at least 1"),
         ({"jobs": 0}, "--jobs must be at least 1"),
         ({"lr": -1.0}, "--lr must be at least 0"),
-        ({"model": "mlpp"}, "unknown model 'mlpp'; the nearest: mlp"),
+        ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean mlp"),
         ({"arms": ("sgd", "adamw:betas=3")}, "adamw:betas=3"),
         ({"batch_size": 10_000, "jobs": 2}, "larger than the training set"),
         (

@@ -65,11 +65,11 @@ def test_default_is_seven_rates_around_the_default_rate():
         ({"lr": "1:2:3", "arms": ("sgd:lr=1:2:4", "adam")}, "sgd:lr=1:2:4 has 4, adam has 3"),
         ({"arms": ("sgd:lr=0.1",)}, "sgd:lr=0.1: lr must be LOW:HIGH:COUNT"),
         ({"lr": "1:2:3", "arms": ("sgd", "sgd:lr=2:4:3")}, "--arms names sgd twice"),
-        ({"arms": ("sgdd",)}, "the nearest: sgd"),
+        ({"arms": ("sgdd",)}, "did you mean sgd"),
         ({"search_seeds": 0}, "--search-seeds must be at least 1"),
         ({"search_epochs": 0}, "--search-epochs must be at least 1"),
         ({"held_out": True}, "--held-out is for train and compare"),
-        ({"model": "mlpp"}, "the nearest: mlp"),
+        ({"model": "mlpp"}, "did you mean mlp"),
         ({"search_epochs": 1, "ramp_epochs": 2.0}, "--ramp-epochs"),
     ],
 )

@@ -180,11 +180,11 @@ def test_micro_batches_add_up_to_the_batch(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--opt", "sgdd"], "the nearest: sgd"),
+        (["--opt", "sgdd"], "did you mean sgd"),
         (["--epochs", "0"], "--epochs must be at least 1"),
         (["--batch-size", "100000"], "larger than the training set"),
-        (["--model", "resnet8"], "the nearest: resnet18, resnet9"),
-        (["--data", "cifar"], "the nearest: cifar10, cifar100"),
+        (["--model", "resnet8"], "did you mean resnet18 or resnet9"),
+        (["--data", "cifar"], "did you mean cifar10 or cifar100"),
         (["--config", "none.toml"], "none.toml"),
         (["--ramp-epochs", "99"], "--ramp-epochs must be between"),
         (["--opt", "neumann:lr=abc"], "lr must be a number, got abc"),

@@ -210,7 +210,7 @@ def _split_files(
 ) -> tuple[list[str], Path | None, Sequence[str]]:
     """Take --config FILE and every --allow-code MODULE:FUNCTION out of the words.
 
-    They are no settings, so that no file can name a further file or allow its own code.
+    They are not settings, so a file cannot name another file or allow its own code.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", type=Path)

@@ -1,6 +1,6 @@
-"""Plots of curvature: the extreme eigenvalues along a training, and a density of eigenvalues.
+"""Plots of curvature: the extreme eigenvalues along a run, and a density of eigenvalues.
 
-Along a training: λ max and λ min, and the learning rate and momentum that they imply next to those
+Along a run: λ max and λ min, and the learning rate and momentum that they imply next to those
 used. Bands span the recorded errors over all seeds; where they would flatten the curves they are
 cut. A point that did not converge within its budget is drawn hollow.
 """

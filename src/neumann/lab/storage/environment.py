@@ -25,7 +25,7 @@ import torch
 import neumann
 from neumann.lab.arms import RECIPES
 
-# Packages that may take part in a training, among them those of optimizers, which their extras are
+# Packages that may take part in a run, among them those of optimizers, which their extras are
 # named after. Those not installed are left out.
 OPTIMIZERS = tuple(recipe.extra for recipe in RECIPES.values() if recipe.extra)
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "torchvision", *dict.fromkeys(OPTIMIZERS))

@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM outside a training."""
+    """SIGTERM outside a training run."""
 
 
 class ReceivedSignal:

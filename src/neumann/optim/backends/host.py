@@ -39,7 +39,7 @@ class HostBackend(ABC):
     def prepare_update(
         self, index: int, tensors: Tensors, coefficients: Coefficients, seed: int
     ) -> Callable[[], float]:
-        """Get the update of one group ready, all of whose parameters have a gradient.
+        """Prepare the update of one group; every parameter in it has a gradient.
 
         Whatever can fail without a write belongs here: it runs for all groups before the first
         write.
@@ -94,7 +94,7 @@ class HostBackend(ABC):
         return take_step
 
     def _check_fit(self, index: int, group: Tensors) -> None:
-        """Raise if m or δ of a parameter could not be its own; looks again if one was replaced."""
+        """Raise if m or δ does not fit its parameter; check again when a tensor was replaced."""
         kept = (group.weights, group.iterates, group.offsets or [])
         known = self._fitting.get(index)
         if known is not None and all(

@@ -1,4 +1,4 @@
-"""The CPU kernel against the update for reading: phases, dtypes, and what is not finite."""
+"""The CPU kernel against the readable update: phases, dtypes, and what is not finite."""
 
 import pytest
 import torch

@@ -1,11 +1,11 @@
 """A lock between the processes of a user that compile the CPU kernel.
 
 Two processes that write numba's cache at once can give two specializations the same file, and a
-third that loads it would run code for other dtypes. So they take turns. Who gets no turn compiles
-for itself and leaves the cache alone: a lock that another process never releases, a folder or a
-link in its place and a file system that cannot be written cost time and a warning, nothing else.
+third that loads it would run code for other dtypes. So they take turns. A process that cannot get
+the lock compiles without the cache. A lock that another process never releases, a folder or a link
+in its place and a read-only file system therefore cost time and a warning, nothing else.
 
-The lock lies where only the user writes: in NUMBA_CACHE_DIR or in the user's cache directory.
+The lock file is in NUMBA_CACHE_DIR or in the user's cache directory, where only the user can write.
 """
 
 import os
