@@ -108,7 +108,7 @@ SHARES = {"run": 4, "stopped": 4, "comparison": 3, "sweep": 3}
 class Damage(Program):
     name = "damage"
     counted = ("damaged files", "right", "refused", "other")
-    weight = 3.0
+    weight = 2.0
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)

@@ -66,7 +66,7 @@ SWITCHES = (
 class Interrupts(Program):
     name = "interrupts"
     counted = ("positions", "switches", "steps", "cut short")
-    weight = 5.0
+    weight = 6.0
 
     def count_cases(self) -> int:
         return len(SITUATIONS) * PARTS

@@ -48,7 +48,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "adamw": {"opt": "adamw", "log_every": 1, "smoothing": 0.1},
     "curvature": {"opt": f"neumann:{PHASES}", "spectrum_every": 3, "spectrum_products": 5},
 }
-PATIENCE = 120.0  # seconds for one attempt: the machine may be busy
+PATIENCE = 300.0  # seconds for one attempt: the machine may be busy
 
 
 class Kills(Program):

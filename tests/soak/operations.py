@@ -46,7 +46,7 @@ from tests.soak.same_bits import same_bits
 class Operations(Program):
     name = "operations"
     counted = ("sequences", "operations", "steps", "skipped steps", "copies", "loads")
-    weight = 4.0
+    weight = 5.0
 
     def run(self, case: int, counts: Counter[str]) -> None:
         chance = self.chance(case)

@@ -18,7 +18,7 @@ class Spectra(Program):
     name = "spectra"
     counted = ("ends", "outside", "matrix ends", "matrix outside", "network ends")
     counted += ("network outside", "converged")
-    weight = 2.0
+    weight = 1.5
 
     def run(self, case: int, counts: Counter[str]) -> None:
         chance = self.chance(case)
