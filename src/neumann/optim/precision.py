@@ -23,7 +23,7 @@ def prepare_update(
     Complex tensors become pairs of reals. The caller's gradients are never changed. `seed` is for
     rounding bfloat16 state, and has to change from step to step.
     """
-    buckets = _buckets(tensors)
+    buckets = _make_buckets(tensors)
 
     def run() -> float:
         for own, wide in buckets:
@@ -41,7 +41,7 @@ def prepare_update(
     return run
 
 
-def _buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:
+def _make_buckets(tensors: Tensors) -> list[tuple[Tensors, Tensors]]:
     """Per device and dtypes: the tensors as reals, and the same widened for the arithmetic."""
     buckets: dict[tuple[Any, ...], Tensors] = {}
     for w, g, m, offset in tensors:

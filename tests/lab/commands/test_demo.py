@@ -21,7 +21,7 @@ def threads():
 
 
 def test_settings_of_the_comparison():
-    config = DemoConfig().comparison()
+    config = DemoConfig().make_comparison()
     config.check()
     names = [Arm.parse(arm).name for arm in config.arms]
     assert names == ["neumann", "sgd", "rmsprop", "adam", "adamw"]
@@ -37,10 +37,10 @@ def test_every_learning_rate_is_bracketed_by_its_grid():
 
 def test_default_folder_is_new_each_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(DemoConfig().folder()) == "runs/demo-1"
-    DemoConfig().folder().mkdir(parents=True)
-    assert str(DemoConfig().folder()) == "runs/demo-2"
-    assert DemoConfig(output=tmp_path / "x").folder() == tmp_path / "x"
+    assert str(DemoConfig().choose_folder()) == "runs/demo-1"
+    DemoConfig().choose_folder().mkdir(parents=True)
+    assert str(DemoConfig().choose_folder()) == "runs/demo-2"
+    assert DemoConfig(output=tmp_path / "x").choose_folder() == tmp_path / "x"
 
 
 @pytest.mark.usefixtures("threads", "no_report")
@@ -48,8 +48,8 @@ def test_demo_prints_all_arms(tmp_path, capsys, monkeypatch):
     def short(self):
         return dataclasses.replace(whole(self), epochs=1)
 
-    whole = DemoConfig.comparison
-    monkeypatch.setattr(DemoConfig, "comparison", short)
+    whole = DemoConfig.make_comparison
+    monkeypatch.setattr(DemoConfig, "make_comparison", short)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--seeds", "1", "--jobs", "1"]) == 0
     printed = capsys.readouterr().out

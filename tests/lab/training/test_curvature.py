@@ -307,7 +307,7 @@ def test_without_positive_curvature_nothing_is_implied():
 
 def test_the_progress_bar_ignores_spectrum_lines():
     training = Training(dataclasses.replace(IMAGES, spectrum_every=5), Process())
-    with progress.training_bar(
+    with progress.open_training_bar(
         training, Console(file=io.StringIO(), force_terminal=True)
     ) as observe:
         observe({"kind": "spectrum", "step": 0, "epoch": 0.0})

@@ -28,7 +28,7 @@ class DemoConfig:
     jobs: int = 2
     """runs trained side by side, each on one core"""
 
-    def comparison(self) -> CompareConfig:
+    def make_comparison(self) -> CompareConfig:
         return CompareConfig(
             arms=ARMS,
             seeds=self.seeds,
@@ -41,11 +41,11 @@ class DemoConfig:
             device="cpu",
         )
 
-    def folder(self) -> Path:
+    def choose_folder(self) -> Path:
         return self.output or new_run_folder("demo")
 
 
 def run(config: DemoConfig) -> None:
     refuse_torchrun("demo")
     torch.set_num_threads(1)  # the network is too small for more
-    compare_and_print(config.comparison(), config.folder())
+    compare_and_print(config.make_comparison(), config.choose_folder())

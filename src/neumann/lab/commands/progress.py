@@ -48,14 +48,14 @@ def show_training(training: Training, process: Process) -> Iterator[Observer]:
     if not process.is_leader:
         yield lambda line: None
     elif console.is_terminal:
-        with training_bar(training, console) as observe:
+        with open_training_bar(training, console) as observe:
             yield observe
     else:
         yield _log_training(training)
 
 
 @contextmanager
-def training_bar(training: Training, console: Console) -> Iterator[Observer]:
+def open_training_bar(training: Training, console: Console) -> Iterator[Observer]:
     epochs, rate = training.config.epochs, _StepRate(training.step)
     fields: dict[str, Any] = {"epoch": f"0/{epochs}", "rate": "", "loss": "–", "accuracy": "–"}
     texts = (f"{name} {{task.fields[{name}]}}" for name in ("loss", "accuracy"))

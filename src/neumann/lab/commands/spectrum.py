@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from neumann.lab.commands.progress import show_products
-from neumann.lab.commands.tables import plain_table, print_table
+from neumann.lab.commands.tables import make_table, print_table
 from neumann.lab.report.curvature_plots import MATRICES
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.studies.spectrum_measurement import measure_spectrum
@@ -29,7 +29,7 @@ def run(config: SpectrumConfig) -> None:
 
 def tabulate_ends(record: dict[str, Any]) -> Table:
     """λ_min and λ_max, and with a density the trace and the Frobenius norm."""
-    table = plain_table("", "value", "± at most", "")
+    table = make_table("", "value", "± at most", "")
     table.columns[3].justify = "left"
     for name, end in (("λ min", "smallest"), ("λ max", "largest")):
         found = record["extremes"][end]
@@ -48,7 +48,7 @@ def tabulate_ends(record: dict[str, Any]) -> Table:
 
 def tabulate_coefficients(record: dict[str, Any]) -> Table:
     """The paper's μ and η, and the spectrum of B̂ that they give."""
-    table = plain_table("", "of the values", "of the outer bounds")
+    table = make_table("", "of the values", "of the outer bounds")
     kinds = [record["coefficients"][name] for name in ("values", "outside")]
     rows = (
         ("μ = λmax/(|λmin| + λmax)", "momentum"),

@@ -8,7 +8,7 @@ from rich.text import Text
 from neumann.lab.commands.compare import refuse_torchrun
 from neumann.lab.commands.progress import show_study
 from neumann.lab.commands.report import print_report
-from neumann.lab.commands.tables import plain_table, print_comparison, print_table
+from neumann.lab.commands.tables import make_table, print_comparison, print_table
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.studies.lr_sweep import ArmSearch, compare_winners, search
 from neumann.lab.studies.settings import SweepConfig
@@ -30,7 +30,7 @@ def run(config: SweepConfig) -> None:
 
 def tabulate_search(found: Sequence[ArmSearch]) -> Table:
     """Held-out accuracy of each arm at each learning rate; the chosen ones have a star."""
-    table = plain_table("", "", *("" for _ in found[0].lrs), left=2)
+    table = make_table("", "", *("" for _ in found[0].lrs), left=2)
     table.show_header = False
     for arm in found:
         scores = []

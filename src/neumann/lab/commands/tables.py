@@ -14,7 +14,7 @@ from neumann.lab.studies.statistics import Interval
 WIDEST = 10_000  # characters of a line
 
 
-def plain_table(*titles: str | Text, left: int = 1) -> Table:
+def make_table(*titles: str | Text, left: int = 1) -> Table:
     """An empty table without lines; columns after the first `left` are right-aligned."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(titles):
@@ -44,7 +44,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     titles += ["\np", "training\nseconds"]
     if target is not None:
         titles += [f"steps to\n{target:g} %", "\nepochs"]
-    table = plain_table(*titles)
+    table = make_table(*titles)
     for row in comparison.rows:
         p = None if row.difference is None else row.difference.p
         cells = [

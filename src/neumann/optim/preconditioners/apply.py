@@ -49,7 +49,7 @@ def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor |
     decoupled, sign = options["decoupled_weight_decay"], -1 if options["maximize"] else 1
     weight_decay = 0.0 if decoupled else options["weight_decay"]
     found: list[Tensor | None] = [None] * len(parameters)
-    for chosen in _buckets(group.gradients):
+    for chosen in _make_buckets(group.gradients):
         wide = [_widen(group.gradients[i]) for i in chosen]
         if grad_scale is not None:
             factor = grad_scale.reshape(()).to(wide[0]).reciprocal()
@@ -60,7 +60,7 @@ def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor |
             wide_weights = [_widen(weights[i]) for i in chosen]
             wide = list(torch._foreach_add(wide, wide_weights, alpha=weight_decay))
         memory = [_memory_of(group.states[i], parameters[i], options) for i in chosen]
-        kept = _tensors(memory)
+        kept = _list_tensors(memory)
         before = None if skip is None else [tensor.clone() for tensor in kept]
         wide = _apply_stages(preconditioner, wide, memory, kept, [parameters[i] for i in chosen])
         if skip is not None and before:
@@ -111,7 +111,7 @@ def _widen(tensor: Any) -> Tensor:
     return real if real.dtype is torch.float32 else real.to(wide_dtype(real.dtype))
 
 
-def _buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
+def _make_buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
     """The indices of the gradients that exist, by device and dtype of the arithmetic."""
     buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, gradient in enumerate(gradients):
@@ -165,7 +165,7 @@ def _strip_prefix(state: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _tensors(memory: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+def _list_tensors(memory: Sequence[dict[str, Tensor]]) -> list[Tensor]:
     return [tensor for state in memory for tensor in state.values()]
 
 
@@ -195,7 +195,7 @@ def _check_memory(
     """Raise if tensors of the state were replaced: the optimizer would never see the new ones."""
     if torch.compiler.is_compiling():
         return
-    now = _tensors(memory)
+    now = _list_tensors(memory)
     if len(now) == len(kept) and all(map(operator.is_, now, kept)):
         return
     known = set(map(id, kept))

@@ -51,8 +51,10 @@ def test_parameters_that_require_gradients():
 def builds(monkeypatch):
     """How often tables were made."""
     made = []
-    original = numba_pass._tables
-    monkeypatch.setattr(numba_pass, "_tables", lambda *a: made.append(len(a[0])) or original(*a))
+    original = numba_pass._build_tables
+    monkeypatch.setattr(
+        numba_pass, "_build_tables", lambda *a: made.append(len(a[0])) or original(*a)
+    )
     return made
 
 

@@ -114,7 +114,7 @@ def test_each_tensor_has_its_own_noise():
 
 def test_no_two_blocks_share_their_noise():
     entries = [(torch.zeros(20_000),) * 3, *[(torch.zeros(1),) * 3] * 3000]
-    table = numba_pass._tables(range(len(entries)), entries)[0]
+    table = numba_pass._build_tables(range(len(entries)), entries)[0]
     positions = table._positions[table._owners] + table._starts
     assert len(positions) == 3003
     assert len(set(positions.tolist())) == len(positions)

@@ -92,10 +92,10 @@ class Pass:
         self._arrange(tensors)
         runs = [table.prepare(coefficients, noise) for table in self._tables]
         if self._staged:
-            entries = _entries(tensors)
+            entries = _list_entries(tensors)
             chosen = [entries[index] for index in self._staged]
             runs.append(_prepare_staged(self._staged, chosen, coefficients, noise))
-        written = _written(tensors, coefficients)
+        written = _list_written(tensors, coefficients)
 
         def update() -> float:
             squared = sum((run() for run in runs), 0.0)
@@ -124,9 +124,9 @@ class Pass:
             and all(all(map(is_, old, new)) for old, new in zip(self._kept, kept, strict=True))
         ):
             self._places = []  # an interrupt must not leave new tables with the old places
-            entries = _entries(tensors)
+            entries = _list_entries(tensors)
             flat = [index for index, entry in enumerate(entries) if _is_flat(entry)]
-            self._tables = _tables(flat, [entries[index] for index in flat])
+            self._tables = _build_tables(flat, [entries[index] for index in flat])
             self._staged = sorted(set(range(len(entries))) - set(flat))
             self._kept = [list(of) for of in kept]  # not the gradients: they would stay allocated
             self._places, self._gradients = places, gradients
@@ -135,7 +135,7 @@ class Pass:
             table.set_gradients([addresses[index] for index in table.members])
 
 
-def _entries(tensors: Tensors) -> list[_Entry]:
+def _list_entries(tensors: Tensors) -> list[_Entry]:
     entries = [tuple(tensor for tensor in entry if tensor is not None) for entry in tensors]
     for tensor in (tensor for entry in entries for tensor in entry):
         if not tensor.is_cpu:  # its address means something else there
@@ -145,7 +145,7 @@ def _entries(tensors: Tensors) -> list[_Entry]:
     return entries
 
 
-def _tables(members: Sequence[int], entries: Sequence[_Entry]) -> "list[Table]":
+def _build_tables(members: Sequence[int], entries: Sequence[_Entry]) -> "list[Table]":
     """One table for each combination of dtypes."""
     from neumann.optim.backends.cpu.address_table import Table
 
@@ -155,7 +155,7 @@ def _tables(members: Sequence[int], entries: Sequence[_Entry]) -> "list[Table]":
     return [Table([i for i, _ in those], [e for _, e in those]) for those in alike.values()]
 
 
-def _written(tensors: Tensors, coefficients: Coefficients) -> list[Tensor]:
+def _list_written(tensors: Tensors, coefficients: Coefficients) -> list[Tensor]:
     """The tensors that an update with these coefficients changes."""
     from neumann.optim.backends.cpu.address_table import touches_iterate
 
@@ -206,7 +206,7 @@ def _prepare_staged(
 ) -> Callable[[], float]:
     """Get an update of copies ready, of what the kernel cannot take; they are copied back."""
     fitted = [_fit(entry) for entry in entries]
-    tables = _tables(members, fitted)
+    tables = _build_tables(members, fitted)
     runs = [table.prepare(coefficients, seed) for table in tables]
     # Offsets that are stored in a narrower dtype: the distance is that of the stored ones.
     narrowed = [

@@ -67,7 +67,7 @@ class Layout:
         self, groups: Sequence[Tensors], device: torch.device, block: int, pad: int
     ) -> None:
         self.with_offsets = any(group.offsets is not None for group in groups)
-        self._own = _flat(groups)
+        self._own = _flatten(groups)
         self._addresses = list(map(Tensor.data_ptr, chain(*self._own)))
         self._counts = [len(group.weights) for group in groups]
         self._references: list[Tensor] = []  # dense; gradients need their memory order
@@ -150,7 +150,7 @@ class Layout:
         """Whether these are the same tensors at the same addresses."""
         if [len(group.weights) for group in groups] != self._counts:
             return False
-        own = _flat(groups)
+        own = _flatten(groups)
         if any(len(a) != len(b) for a, b in zip(own, self._own, strict=True)):
             return False
         # Identity first, which is fast; == would compare values on the device.
@@ -213,7 +213,7 @@ class Layout:
             own.copy_(stand_in)
 
 
-def _flat(groups: Sequence[Tensors]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _flatten(groups: Sequence[Tensors]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     return (
         [tensor for group in groups for tensor in group.weights],
         [tensor for group in groups for tensor in group.iterates],

@@ -68,7 +68,7 @@ class TritonBackend:
         if reason is not None:
             raise RuntimeError(reason)
         device = torch.device(device)
-        wanted = "cpu" if _is_interpreted(_kernels()) else "cuda"
+        wanted = "cpu" if _is_interpreted(_import_kernels()) else "cuda"
         if device.type != wanted:
             raise ValueError(f"device must be of type {wanted} here, got {device}")
         if block < 32 or block & (block - 1):
@@ -100,7 +100,7 @@ class TritonBackend:
                 "its kernel has been tested on NVIDIA GPUs only, and this torch is built for ROCm"
             )
         try:
-            kernels = _kernels()
+            kernels = _import_kernels()
         except ImportError as error:
             return f"Triton cannot be imported ({error}): install it with `pip install triton`"
         if _is_interpreted(kernels) or torch.cuda.is_available():
@@ -159,11 +159,11 @@ class TritonBackend:
             )
             constants = {"OFFSETS": layout.with_offsets, "num_warps": SCALAR_WARPS}
             launches = [
-                self._prepare_launch(_scalars().scalars_kernel, -1, 1, arguments, constants),
+                self._prepare_launch(_import_scalars().scalars_kernel, -1, 1, arguments, constants),
                 *self._prepare_update(layout, tables["gradients"], clock),
             ]
             layout.fill_stand_ins()
-        written = [] if capturing else _written(groups, clock, distance_squared)
+        written = [] if capturing else _list_written(groups, clock, distance_squared)
 
         def take_step() -> None:
             nonlocal copies
@@ -208,7 +208,7 @@ class TritonBackend:
                 layout.partials,
                 launch.base,
             )
-            kernel = _kernels().update_kernel
+            kernel = _import_kernels().update_kernel
             launches.append(
                 self._prepare_launch(kernel, launch.base, launch.programs, arguments, constants)
             )
@@ -232,7 +232,7 @@ class TritonBackend:
         known = self._compiled.get(form)
         if known is None:
             compiled = None
-            if not _is_interpreted(_kernels()):  # the interpreter compiles nothing
+            if not _is_interpreted(_import_kernels()):  # the interpreter compiles nothing
                 compiled = kernel[(0,)](*arguments, **constants)  # without programs nothing runs
             if compiled is None:
                 return partial(kernel[(programs,)], *arguments, **constants)
@@ -253,7 +253,7 @@ class TritonBackend:
             layout.pending.zero_()
             return
         with self._on_device():
-            _scalars().finish_distance_kernel[(1,)](
+            _import_scalars().finish_distance_kernel[(1,)](
                 distance_squared,
                 layout.pending,
                 layout.partials,
@@ -279,7 +279,7 @@ class TritonBackend:
                     "before the capture, as for any graph, and do not move them after it"
                 )
             self.finish_distance(distance_squared)  # the sums are those of the old layout
-            pad = int(_scalars().REDUCE.value)
+            pad = int(_import_scalars().REDUCE.value)
             self._layout = None  # an interrupt must not leave constants of another layout
             layout = Layout(groups, self.device, self.block, pad)
             self._constants = [self._constants_of(launch) for launch in layout.launches]
@@ -292,7 +292,7 @@ class TritonBackend:
         return layout, *found
 
     def _constants_of(self, launch: Launch) -> dict[str, Any]:
-        language = _kernels().tl
+        language = _import_kernels().tl
 
         def in_triton(dtype: torch.dtype | None) -> Any:
             return None if dtype is None else getattr(language, str(dtype).removeprefix("torch."))
@@ -332,7 +332,9 @@ def _form(argument: Any) -> Any:
     return argument is None or argument.bit_length() < 32
 
 
-def _written(groups: Sequence[Tensors], clock: Tensor, distance_squared: Tensor) -> list[Tensor]:
+def _list_written(
+    groups: Sequence[Tensors], clock: Tensor, distance_squared: Tensor
+) -> list[Tensor]:
     """The tensors that a step changes unless it is skipped."""
     written = [clock, distance_squared]
     for group in groups:
@@ -344,14 +346,14 @@ def _written(groups: Sequence[Tensors], clock: Tensor, distance_squared: Tensor)
     return written
 
 
-def _kernels() -> ModuleType:
+def _import_kernels() -> ModuleType:
     """Imported on first use: the package works without Triton."""
     from neumann.optim.backends.cuda import update_kernel
 
     return update_kernel
 
 
-def _scalars() -> ModuleType:
+def _import_scalars() -> ModuleType:
     from neumann.optim.backends.cuda import scalars_kernel
 
     return scalars_kernel
