@@ -5,6 +5,7 @@ tensors are as small as the question allows.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +29,10 @@ def _speed_up_the_interpreter() -> None:
 
     It patches its language again for every helper that a kernel calls, although the launch of the
     kernel has done so. (What this leaves patched is done once and never undone.) It builds a table
-    of dtypes for every operation. And it repeats integer arithmetic to look for overflow.
+    of dtypes for every operation. It builds the type and the shape of a block again for every
+    result. And it repeats integer arithmetic to look for overflow.
     """
+    from triton.language import core
     from triton.runtime import interpreter
 
     from neumann.optim.backends.cuda import update_kernel
@@ -52,6 +55,27 @@ def _speed_up_the_interpreter() -> None:
 
     interpreter.InterpretedFunction.__call__ = call
     interpreter._get_np_dtype = dtype_of
+    blocks: dict[tuple[Any, ...], Any] = {}
+    shapes: dict[tuple[int, ...], Any] = {}
+    replace_element = core.block_type.with_element_ty
+
+    def with_element_ty(self: Any, scalar: Any) -> Any:
+        key = (*self.shape, str(scalar))
+        if key not in blocks:
+            blocks[key] = replace_element(self, scalar)
+        return blocks[key]
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if sizes not in shapes:
+            shape = core.tuple([core.constexpr(size) for size in sizes])
+            shapes[sizes] = core.constexpr(math.prod(sizes)), shape
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = shapes[sizes]
+
+    core.block_type.with_element_ty = with_element_ty
+    core.block_type.to_ir = lambda self, builder: self  # which the interpreter builds anew
+    core.tensor.__init__ = init_tensor
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 

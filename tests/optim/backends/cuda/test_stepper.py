@@ -25,7 +25,7 @@ TWO = [
     {"sizes": (3,), "lr": 0.1, "weight_decay": 0.05},
     {"sizes": (40,), "lr": 0.03, "momentum": 0.6},  # more than a block
 ]
-SHORT = {"steps": 24, "warmup": 4, "interval": 3}
+SHORT = {"steps": 16, "warmup": 2, "interval": 3}
 
 SHORT_RUNS = {
     "both decays": Run(
@@ -71,7 +71,7 @@ SHORT_RUNS = {
 
 
 @pytest.mark.parametrize(
-    ("dtype", "steps", "tolerance"), [(torch.float64, 150, 1e-12), (torch.float32, 120, 2e-6)]
+    ("dtype", "steps", "tolerance"), [(torch.float64, 120, 1e-12), (torch.float32, 70, 2e-6)]
 )
 def test_oracle_over_many_steps(dtype, steps, tolerance):
     run = Run([{"sizes": (3, 35), "lr": 0.1}], steps=steps, options=STRONG)
