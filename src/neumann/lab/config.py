@@ -16,6 +16,7 @@ import tyro
 
 from neumann.lab.arms import RECIPES, Arm
 from neumann.lab.data.load import DATASETS
+from neumann.lab.data.tokens import Tokens
 from neumann.lab.errors import UsageError, missing_package, require, unknown
 from neumann.lab.models.build import FORMS, MODELS
 from neumann.optim.schedules import SCHEDULE_NAMES, ScheduleName
@@ -42,7 +43,8 @@ class Settings:
     # blank out a square of this size in training images; the default depends on the data set
     cutout: int | None = None
     img_size: int = 224  # images of a folder are resized to a square of this many pixels
-    context: int = 128  # characters that a text model reads at once
+    context: int = 128  # characters, bytes or tokens that a text model reads at once
+    tokens: str = "chars"  # what a text is read as: chars, bytes, or bpe:N (N tokens)
     model: Annotated[str, tyro.conf.arg(help=MODEL_HELP)] = "mlp"
     weight_decay: float = 0.0  # weight decay, coupled or decoupled as the optimizer does it
     batch_size: int = 64  # examples per optimizer step
@@ -72,13 +74,14 @@ class Settings:
     tensorboard: bool = False  # also write the records for TensorBoard, into the run's folder
     checkpoint_every: int = 1  # epochs between checkpoints; 0: only at the end and on interruption
     target: float | None = None  # accuracy in %; the run records when it first reaches it
-    # hold out a tenth of the training set and evaluate on it instead of the test set
+    # evaluate on the validation set, or a tenth of the training set, instead of the test set
     held_out: bool = False
 
     def check(self) -> None:
         """Raise a UsageError for settings that cannot work."""
         check_at_least(self, batch_size=1, epochs=1, eval_every=1, log_every=1, micro_batch_size=1)
         check_at_least(self, img_size=1, context=1, checkpoint_every=0, workers=0, bn_batch=2)
+        Tokens.parse(self.tokens)
         if self.sched not in SCHEDULE_NAMES:
             raise unknown("--sched", self.sched, SCHEDULE_NAMES)
         if self.tensorboard and find_spec("tensorboard") is None:

@@ -43,7 +43,7 @@ def test_windows_spell_the_text(tale):
 
 def test_training_windows_move_with_seed_and_epoch(tale):
     def starts(**options):
-        length = len(tale.train.characters)
+        length = len(tale.train.tokens)
         # With each character equal to its position, a window shows where it starts.
         source = type(tale.train)(torch.arange(length, dtype=torch.int32), 8)
         x, y = flat(source.batches(Plan(4, **options)))
@@ -56,7 +56,7 @@ def test_training_windows_move_with_seed_and_epoch(tale):
     assert len({int(starts(epoch=epoch).min()) % 8 for epoch in range(40)}) == 8
     assert not first.equal(starts(seed=1))
     assert len(first.unique()) == len(first)
-    assert first.max() < len(tale.train.characters) - 8
+    assert first.max() < len(tale.train.tokens) - 8
 
 
 def test_ranks_micro_batches_and_resuming(tale):
@@ -70,9 +70,9 @@ def test_ranks_micro_batches_and_resuming(tale):
 
 def test_the_held_out_part_is_the_end(tale):
     parts = tale.hold_out(0.25)
-    length = len(tale.train.characters)
-    assert torch.cat([parts.train.characters, parts.test.characters]).equal(tale.train.characters)
-    assert len(parts.test.characters) == round(length * 0.25)
+    length = len(tale.train.tokens)
+    assert torch.cat([parts.train.tokens, parts.test.tokens]).equal(tale.train.tokens)
+    assert len(parts.test.tokens) == round(length * 0.25)
     with pytest.raises(UsageError, match="leaves less than a window of 8"):
         tale.hold_out(0.01)
 
@@ -127,7 +127,7 @@ def test_synthetic():
         ("cifar", "unknown data set 'cifar'; did you mean cifar10 or cifar100"),
         ("fashion_mnist", "did you mean fashion-mnist"),
         ("cifar10:", "unknown data set 'cifar10:'; did you mean cifar10"),
-        ("xyz", "unknown data set 'xyz'; choose from: digits, .*text:FILE, folder:PATH"),
+        ("xyz", "unknown data set 'xyz'; choose from: digits, .*text:FILE.*, folder:PATH"),
         ("", "unknown data set ''; choose from: digits"),
     ],
 )

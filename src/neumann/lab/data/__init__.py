@@ -8,7 +8,11 @@ plan            which examples go into which batch
 image_sets      loaders of small image sets, kept on the device by `device_images`
 augmentation    flips, shifts and cutout of such images
 image_folder    folders of images, as ImageNet has them
-text            a text file, read as characters
+text            text files, read as characters, bytes or BPE tokens
+windows         the examples of a tokenized text
+documents       the documents of text files, and the sets they belong to
+tokens          bytes and BPE
+token_cache     the file of tokens next to a text
 """
 
 from neumann.lab.data.dataset import Dataset, Source

@@ -27,7 +27,8 @@ class Request:
     flip: bool | None = None  # this and the next two: see Augmentation; None is the default
     shift: int | None = None
     cutout: int | None = None
-    context: int = 128  # characters in a window of text
+    context: int = 128  # characters, bytes or tokens in a window of text
+    tokens: str = "chars"  # what a text is read as: chars, bytes or bpe:N
     image_size: int = 224  # pixels of the square that images of a folder are resized to
     workers: int | None = None  # processes that decode images; None is one per CPU, at most 8
     channels_last: bool | None = None  # memory format of images; None is channels_last on CUDA
@@ -53,16 +54,33 @@ class Request:
 
     def find_path(self, form: str) -> Path:
         """Find the file or folder after the colon, in the current directory or the data folder."""
-        if not self.argument:
+        return self._find(self.argument, form)
+
+    def find_paths(self, form: str) -> list[Path]:
+        """Find the files after the colon, with commas between them."""
+        names = self.argument.split(",")
+        if len(names) > 1 and any(place.exists() for place in self._list_places(self.argument)):
+            return [self.find_path(form)]  # the comma belongs to its name
+        files = [self._find(name, form) for name in names]
+        twice = next((file for file in files if files.count(file) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{self.name} names {twice} twice")
+        return files
+
+    def _find(self, name: str, form: str) -> Path:
+        if not name:
             raise UsageError(f"the path after the colon is missing; it should look like {form}")
-        path = Path(self.argument).expanduser()
-        places = [path] if path.is_absolute() else [path, self.folder / path]
+        places = self._list_places(name)
         for place in places:
             if place.exists():
                 return place
         looked = " and ".join(map(str, places))
-        advice = "" if path.is_absolute() else "; --data-dir names another folder to look in"
-        raise UsageError(f"{self.argument} was not found: looked for {looked}{advice}")
+        advice = "" if len(places) == 1 else "; --data-dir names another folder to look in"
+        raise UsageError(f"{name} was not found: looked for {looked}{advice}")
+
+    def _list_places(self, name: str) -> list[Path]:
+        path = Path(name).expanduser()
+        return [path] if path.is_absolute() else [path, self.folder / path]
 
 
 class Source(Protocol):
@@ -92,15 +110,21 @@ class Dataset:
     classes: int  # number of labels; for text the size of the alphabet
     shape: tuple[int, ...]  # of one input: (64,), (3, 32, 32), (context,)
     kind: Kind
+    validation: Source | None = None  # a set of its own, if the data set has one
+    # (classes,) bytes of UTF-8 that each token of a text stands for, on the device
+    token_bytes: Tensor | None = None
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
         """Replace the test split by a fixed part of the training split, which shrinks by it.
 
-        The part is random, except for text, where it is the end of the training text: windows from
+        A data set with a validation set takes that instead, and trains on as much as before. The
+        part is random, except for text, where it is the end of the training text: windows from
         the middle would share characters with the training windows.
         """
         if not 0 < fraction < 1:
             raise UsageError(f"the held-out fraction must be between 0 and 1, got {fraction}")
+        if self.validation is not None:
+            return replace(self, test=self.validation)
         train, held_out = self.train.split(fraction, seed)
         return replace(self, train=train, test=held_out)
 

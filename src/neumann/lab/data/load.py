@@ -11,7 +11,7 @@ from neumann.lab.data.augmentation import Augmentation
 from neumann.lab.data.dataset import Dataset, Request
 from neumann.lab.data.image_sets import TorchvisionSet, load_digits, load_synthetic
 from neumann.lab.data.text import load_text
-from neumann.lab.errors import missing_package, unknown
+from neumann.lab.errors import UsageError, missing_package, unknown
 
 
 def _load_folder(request: Request) -> Dataset:
@@ -23,6 +23,7 @@ def _load_folder(request: Request) -> Dataset:
     return load_folder(request)
 
 
+DEFAULT_TOKENS = Request("").tokens
 _FASHION_FILES = [
     f"FashionMNIST/raw/{part}-{what}-ubyte"
     for part in ("train", "t10k")
@@ -41,7 +42,7 @@ DATASETS: dict[str, Callable[[Request], Dataset]] = {
     "fashion-mnist": TorchvisionSet("FashionMNIST", 10, _SHIFT, _FASHION_FILES),
     "cifar10": TorchvisionSet("CIFAR10", 10, _FLIP_AND_SHIFT, _CIFAR10_FILES),
     "cifar100": TorchvisionSet("CIFAR100", 100, _FLIP_AND_SHIFT, _CIFAR100_FILES),
-    "text:FILE": load_text,
+    "text:FILE[,FILE…]": load_text,
     "folder:PATH": _load_folder,
     "synthetic:SHAPE,CLASSES,N": load_synthetic,
 }
@@ -56,5 +57,8 @@ def load(name: str, **options: Any) -> Dataset:
     prefix, colon, _ = name.partition(":")
     for known, loader in DATASETS.items():
         if known == name or (colon and known.startswith(f"{prefix}:")):
-            return loader(Request(name, **options))
+            request = Request(name, **options)
+            if request.tokens != DEFAULT_TOKENS and loader is not load_text:
+                raise UsageError(f"--tokens {request.tokens} is for text, not for {name}")
+            return loader(request)
     raise unknown("data set", name, DATASETS)

@@ -1,84 +1,126 @@
-"""A text file, read as characters; the last tenth is the test split.
+"""Text files, read as characters, bytes or BPE tokens.
 
-An example is a window of `context` characters, labeled with the characters that follow each of
-them. Windows lie end to end. Training windows start at an offset that depends on seed and epoch, so
-that each character appears at every position; one that would reach beyond the end is moved back.
+With characters, the last tenth of the text is the test split. With bytes and BPE, documents are
+divided into training, validation and test sets.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from neumann.lab.data.dataset import Dataset, MicroBatch, Request, copy_to_device
-from neumann.lab.data.plan import Plan
+from neumann.lab.data import token_cache
+from neumann.lab.data.dataset import Dataset, Request
+from neumann.lab.data.documents import Splits, list_documents, read_text, split_documents
+from neumann.lab.data.tokens import (
+    BYTES,
+    Tokens,
+    encode_bpe,
+    encode_bytes,
+    train_bpe,
+)
+from neumann.lab.data.windows import Windows
 from neumann.lab.errors import UsageError
 
 TEST = 0.1  # of the characters
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A stretch of text on the device."""
-
-    characters: Tensor  # (length,) int32, indices into the alphabet
-    context: int  # characters
-
-    def __len__(self) -> int:
-        return max(0, len(self.characters) - 1) // self.context
-
-    def batches(self, plan: Plan) -> Iterator[list[MicroBatch]]:
-        plan.count_batches(len(self))
-        return self._batches(plan)
-
-    def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
-        """Split off the end of the text; the seed has no effect."""
-        held_out = round(len(self.characters) * fraction)
-        kept, end = self.characters[:-held_out], self.characters[-held_out:]
-        if min(len(kept), len(end)) <= self.context:
-            raise UsageError(
-                f"holding out {fraction} of {len(self.characters)} characters leaves less than a "
-                f"window of {self.context} and the character after it"
-            )
-        return replace(self, characters=kept), replace(self, characters=end)
-
-    def _batches(self, plan: Plan) -> Iterator[list[MicroBatch]]:
-        device = self.characters.device
-        starts = plan.order(len(self)) * self.context
-        if plan.train:
-            offset = int(torch.randint(self.context, (), generator=plan.generator("offset")))
-            starts = (starts + offset).clamp_(max=len(self.characters) - 1 - self.context)
-        starts = copy_to_device(starts, device)
-        within = torch.arange(self.context + 1, device=device)
-        for pieces in plan.slices(len(self)):
-            windows = [self.characters[starts[piece, None] + within].long() for piece in pieces]
-            yield [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows]
+SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32}  # by bytes of an index
 
 
 def load_text(request: Request) -> Dataset:
-    """Load `text:FILE`; its classes are the characters that occur in the file."""
+    """Load `text:FILE[,FILE…]`; its classes are the characters, bytes or tokens."""
     request.refuse_augmentation()
-    path = request.find_path("text:FILE")
+    tokens = Tokens.parse(request.tokens)
+    files = request.find_paths("text:FILE")
+    if request.context < 1:
+        unit = "character" if tokens.kind == "chars" else "token"
+        raise UsageError(f"context must be at least 1 {unit}, got {request.context}")
+    if tokens.kind == "chars":
+        return _load_characters(request, files)
+    if tokens.kind == "bytes":
+        splits = _read_splits(request, files)
+        arrays = {name: encode_bytes(getattr(splits, name)) for name in token_cache.SETS}
+        return _make_dataset(request, arrays, [1] * BYTES, "byte")
+    text = _load_bpe(request, files, tokens)
+    return _make_dataset(request, text.sets, text.token_bytes, "token")
+
+
+def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     context = request.context
-    if context < 1:
-        raise UsageError(f"context must be at least 1 character, got {context}")
-    try:
-        content = path.read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text in UTF-8: {error}") from error
+    content = "".join(map(read_text, files))
     code_points = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
     test = round(len(code_points) * TEST)
     if test <= context:
         raise UsageError(
-            f"{path} has {len(code_points)} characters; a context of {context} needs at least "
-            f"{round((context + 1) / TEST)}, because the last tenth is the test split"
+            f"{', '.join(map(str, files))} has {len(code_points)} characters; a context of "
+            f"{context} needs at least {round((context + 1) / TEST)}, because the last tenth is "
+            "the test split"
         )
     alphabet, indices = np.unique(code_points, return_inverse=True)
-    characters = torch.from_numpy(indices.astype(np.int32)).to(request.device)
-    train, held = Windows(characters[:-test], context), Windows(characters[-test:], context)
-    return Dataset(request.name, train, held, len(alphabet), (context,), "text")
+    tokens = torch.from_numpy(indices.astype(np.int32)).to(request.device)
+    train, held = Windows(tokens[:-test], context), Windows(tokens[-test:], context)
+    lengths = torch.tensor([len(chr(code_point).encode()) for code_point in alphabet])
+    token_bytes = lengths.to(request.device)
+    about = request.name, train, held, len(alphabet), (context,)
+    return Dataset(*about, "text", token_bytes=token_bytes)
+
+
+def _read_splits(request: Request, files: Sequence[Path]) -> Splits:
+    documents = [document for file in files for document in list_documents(read_text(file))]
+    if not documents:
+        raise UsageError(f"{request.argument} holds no text")
+    return split_documents(documents, request.argument)
+
+
+def _load_bpe(request: Request, files: Sequence[Path], tokens: Tokens) -> token_cache.TokenizedText:
+    """Take the tokens from the cache next to the text, or make them and write it."""
+    path = token_cache.get_cache_path(files, tokens)
+    text_hash = token_cache.hash_files(files)
+    found = token_cache.read_cache(path, text_hash, tokens)
+    if found is None:
+        found = _tokenize(request, files, tokens)
+        token_cache.write_cache(path, files, text_hash, tokens, found)
+    return found
+
+
+def _tokenize(request: Request, files: Sequence[Path], tokens: Tokens) -> token_cache.TokenizedText:
+    splits = _read_splits(request, files)
+    print(f"learning {tokens} from {request.argument}", file=sys.stderr, flush=True)
+    tokenizer = train_bpe(splits.train, tokens.vocabulary)
+    dtype = token_cache.choose_dtype(tokens.vocabulary)
+    arrays = {n: encode_bpe(tokenizer, getattr(splits, n), dtype) for n in token_cache.SETS}
+    for name, array in arrays.items():
+        _check_window(request, name, len(array), "token")
+    return token_cache.TokenizedText(arrays, tokenizer.to_str())
+
+
+def _make_dataset(
+    request: Request, arrays: Mapping[str, Any], token_bytes: Sequence[int], unit: str
+) -> Dataset:
+    sets = {}
+    for name, array in arrays.items():
+        _check_window(request, name, len(array), unit)
+        # torch can index few unsigned types. Indices have the same bits in the signed ones.
+        signed = np.asarray(array).view(SIGNED[array.itemsize])
+        tokens = torch.from_numpy(signed).to(request.device)
+        sets[name] = Windows(tokens, request.context, unit)
+    return Dataset(
+        request.name,
+        sets["train"],
+        sets["test"],
+        len(token_bytes),
+        (request.context,),
+        "text",
+        sets["validation"],
+        torch.tensor(token_bytes).to(request.device),
+    )
+
+
+def _check_window(request: Request, name: str, length: int, unit: str) -> None:
+    if length <= request.context:
+        raise UsageError(
+            f"the {'training' if name == 'train' else name} documents of {request.argument} have "
+            f"{length} {unit}s; a context of {request.context} needs at least {request.context + 1}"
+        )

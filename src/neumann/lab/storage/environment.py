@@ -28,7 +28,8 @@ from neumann.lab.arms import RECIPES
 # Packages that may take part in a run, among them those of optimizers, which their extras are
 # named after. Those not installed are left out.
 OPTIMIZERS = tuple(recipe.extra for recipe in RECIPES.values() if recipe.extra)
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "torchvision", *dict.fromkeys(OPTIMIZERS))
+LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "tokenizers", "torchvision")
+PACKAGES = (*LIBRARIES, *dict.fromkeys(OPTIMIZERS))
 COMPILERS = ("triton", "numba")
 GIT_SECONDS = 10.0
 # Programs that a repository's settings could name. The commands that we use call none of them; this

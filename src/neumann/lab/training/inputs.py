@@ -8,7 +8,8 @@ from neumann.lab.training.processes import Process, run_on_leader
 def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset:
     """Load the data set onto the process's device.
 
-    With `held_out`, a tenth of the training set takes the place of the test set.
+    With `held_out`, the validation set takes the place of the test set, or a tenth of the training
+    set where there is none.
     """
     process = process or Process()
 
@@ -22,13 +23,14 @@ def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset
             shift=config.shift,
             cutout=config.cutout,
             context=config.context,
+            tokens=config.tokens,
             image_size=config.img_size,
             channels_last=config.channels_last == "on",
             workers=config.workers,
         )
 
-    if config.download:
-        run_on_leader(process, load_dataset)  # so that only one process downloads
+    if config.download or (process.ranks > 1 and config.tokens.startswith("bpe")):
+        run_on_leader(process, load_dataset)  # so that only one process downloads or tokenizes
     dataset = load_dataset()
     return dataset.hold_out() if config.held_out else dataset
 
