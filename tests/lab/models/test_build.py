@@ -126,7 +126,7 @@ def test_weights_come_from_the_global_generator(data):
 def test_list_fitting_models(data):
     assert list_fitting_models(data["vector"]) == ["mlp"]
     assert list_fitting_models(data["image"]) == ["mlp", "cnn", "resnet9", "resnet18", "timm:NAME"]
-    assert list_fitting_models(data["text"]) == ["gru", "gpt"]
+    assert list_fitting_models(data["text"])[:4] == ["gru", "gpt", "gpt:small", "gpt:124m"]
     tiny = Dataset("tiny", data["image"].train, data["image"].test, 10, (3, 6, 6), "image")
     assert list_fitting_models(tiny) == ["mlp", "cnn", "resnet18", "timm:NAME"]
     with pytest.raises(UsageError, match="resnet9 reads images of at least 8x8, but tiny holds"):
@@ -138,7 +138,11 @@ def test_list_fitting_models(data):
     [
         ("gpt", "image", "gpt reads text, but .* holds images of 3x32x32; .*: mlp, cnn, resnet9"),
         ("cnn", "vector", "cnn reads images, but digits holds vectors of 64; .* fit: mlp$"),
-        ("mlp", "text", "mlp reads vectors or images, but .* holds text of 16; .*: gru, gpt$"),
+        (
+            "mlp",
+            "text",
+            "mlp reads vectors or images, but .* text of 16; .*: gru, gpt, gpt:small",
+        ),
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
         ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet18"),
         ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),

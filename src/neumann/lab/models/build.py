@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from neumann.lab.data.dataset import Dataset, Kind
 from neumann.lab.errors import UsageError, unknown
+from neumann.lab.models import gpt
 from neumann.lab.models.image_models import cnn, mlp, resnet9, resnet18
 from neumann.lab.models.text_models import GPT, GRU
 from neumann.lab.models.timm_models import PREFIX, build_timm_model
@@ -37,7 +38,7 @@ MODELS = {
     "gru": Entry(lambda shape, alphabet: GRU(alphabet), ("text",)),
     "gpt": Entry(lambda shape, alphabet: GPT(alphabet, shape[0]), ("text",)),
 }
-FORMS = (f"{PREFIX}NAME",)
+FORMS = (*gpt.FORMS, f"{PREFIX}NAME")
 PLURALS = {"vector": "vectors", "image": "images", "text": "text"}
 
 
@@ -46,6 +47,9 @@ def build(name: str, dataset: Dataset) -> nn.Module:
     entry = MODELS.get(name)
     if name.startswith(PREFIX):
         entry = Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
+    if name.startswith(gpt.PREFIX):
+        gpt.parse_size(name)  # a wrong name first, then data that does not fit
+        entry = Entry(partial(gpt.build_gpt, name), ("text",))
     if entry is None:
         raise unknown("model", name, MODELS, FORMS)
     if not _fits(entry, dataset):
@@ -62,7 +66,8 @@ def build(name: str, dataset: Dataset) -> nn.Module:
 
 def list_fitting_models(dataset: Dataset) -> list[str]:
     names = [name for name, entry in MODELS.items() if _fits(entry, dataset)]
-    return [*names, *FORMS] if dataset.kind == "image" else names
+    forms = {"image": (f"{PREFIX}NAME",), "text": gpt.FORMS}
+    return [*names, *forms.get(dataset.kind, ())]
 
 
 def classification_loss(

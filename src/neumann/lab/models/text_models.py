@@ -1,4 +1,4 @@
-"""Models of text. For each character of a window (batch, time) they predict the next one."""
+"""Small models of text. For each character of a window (batch, time) they predict the next one."""
 
 from math import sqrt
 
