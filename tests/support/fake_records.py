@@ -12,6 +12,7 @@ from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.training.records import Records
 
 PER_EPOCH = 20
+SCORES = ("accuracy", "accuracy_recalibrated", "loss", "perplexity", "bits_per_byte")
 
 
 def fake_run(
@@ -31,6 +32,7 @@ def fake_run(
     **settings,
 ) -> Path:
     """Write one run, deterministic in its arguments."""
+    text = str(settings.get("data", "")).startswith("text:")
     config = TrainConfig(opt="sgd", seed=seed, epochs=epochs, target=target, device="cpu")
     values = {**config.resolve().as_dict(), "opt": opt, "lr": _lr(opt)}
     values |= {"log_every": log_every, "spectrum_every": spectrum, **settings}
@@ -51,15 +53,15 @@ def fake_run(
             if spectrum and step % spectrum == 0:
                 records.append(**_spectrum_line(step, opt, seed, values["lr"], epochs))
             if step % PER_EPOCH == 0:
-                records.append(**_epoch_line(step, opt, seed, best, batchnorm))
+                records.append(**_epoch_line(step, opt, seed, best, batchnorm, text))
         if diverged is not None:
             failure = {"step": diverged, "lr": values["lr"], "checkpoint": None}
             records.finish({"diverged": failure})
         elif last == epochs:
-            line = _epoch_line(last * PER_EPOCH, opt, seed, best, batchnorm)
+            line = _epoch_line(last * PER_EPOCH, opt, seed, best, batchnorm, text)
             reached = None if target is None or line["accuracy"] < target else 2 * PER_EPOCH
             records.finish(
-                {key: line[key] for key in ("accuracy", "accuracy_recalibrated", "loss")}
+                {key: line[key] for key in SCORES if key in line}
                 | {"train_loss": line["train_loss"], "steps": last * PER_EPOCH}
                 | {"seconds": line["seconds"], "compile_seconds": 0.0, "steps_to_target": reached}
                 | {"epochs_to_target": None if reached is None else 2.0}
@@ -82,6 +84,7 @@ def fake_comparison(
             run = {**options, "diverged": 33} if seed in failed else options
             fake_run(get_run_folder(folder, arm, seed), arm, seed, target=target, **run)
     settings = {"data": "digits", "model": "mlp", "lr": None, "epochs": common.get("epochs", 6)}
+    settings |= {key: common[key] for key in ("data", "tokens") if key in common}
     content = {"arms": list(arms), "seeds": seeds, "target": target, "settings": settings}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "comparison.json").write_bytes(strict_json.dumps(content))
@@ -220,16 +223,19 @@ def _diagnostics(step: int, opt: str, lr: float) -> dict:
     }
 
 
-def _epoch_line(step: int, opt: str, seed: int, best: float, batchnorm: bool) -> dict:
+def _epoch_line(step: int, opt: str, seed: int, best: float, batchnorm: bool, text: bool) -> dict:
     epoch = step // PER_EPOCH
     accuracy = best - 70 * math.exp(-1.3 * epoch) + _noise(step, seed, opt)
+    loss = (100 - accuracy) / 30
+    extras = {"perplexity": math.exp(loss), "bits_per_byte": loss / 2} if text else {}
     return {
         "kind": "epoch",
         "step": step,
         "epoch": epoch,
         "train_loss": 2.3 * math.exp(-epoch),
         "seconds": 0.5 * epoch * (1.3 if opt.startswith("neumann") else 1.0) + 0.02 * seed,
-        "loss": (100 - accuracy) / 30,
+        "loss": loss,
         "accuracy": accuracy,
+        **extras,
         "accuracy_recalibrated": accuracy + 0.6 if batchnorm else None,
     }

@@ -18,6 +18,7 @@ from neumann.lab.arms import RECIPES, Arm
 from neumann.lab.data.load import DATASETS
 from neumann.lab.data.tokens import Tokens
 from neumann.lab.errors import UsageError, missing_package, require, unknown
+from neumann.lab.metrics import Metric, choose_metric
 from neumann.lab.models.build import FORMS, MODELS
 from neumann.optim.schedules import SCHEDULE_NAMES, ScheduleName
 
@@ -73,7 +74,8 @@ class Settings:
     log_every: int = 50  # optimizer steps between lines of the records
     tensorboard: bool = False  # also write the records for TensorBoard, into the run's folder
     checkpoint_every: int = 1  # epochs between checkpoints; 0: only at the end and on interruption
-    target: float | None = None  # accuracy in %; the run records when it first reaches it
+    # accuracy in %, for text loss in nats per token; the run records when it first reaches it
+    target: float | None = None
     # evaluate on the validation set, or a tenth of the training set, instead of the test set
     held_out: bool = False
 
@@ -92,6 +94,11 @@ class Settings:
         require(self.output != Path(), "--output must be a folder of its own, not the working one")
         require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+
+    @property
+    def metric(self) -> Metric:
+        """What runs are scored by."""
+        return choose_metric({"data": self.data, "tokens": self.tokens})
 
     @property
     def title(self) -> str:

@@ -17,23 +17,7 @@ from neumann.lab.data.tokens import Tokens, encode_bytes, train_bpe
 from neumann.lab.data.windows import Windows
 from neumann.lab.errors import UsageError
 from tests.support.batches import flat
-
-WORDS = ["quick", "brown", "Fuchs", "läuft", "über", "the", "lazy", "dog", "—", "again", "and"]
-END = "\0\n"
-
-
-def make_documents(count, seed=0, words=60):
-    """Documents that differ, with some characters of several bytes."""
-    generator = np.random.default_rng(seed)
-    return [
-        f"Page {seed}.{number}\n\n" + " ".join(generator.choice(WORDS, words)) + "\n"
-        for number in range(count)
-    ]
-
-
-def write_documents(path, documents):
-    path.write_bytes("".join(document + END for document in documents).encode())
-    return path
+from tests.support.texts import make_documents, write_documents
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Pages of every kind of folder, awkward ones included; text never becomes markup."""
 
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -10,7 +11,9 @@ import pytest
 from neumann.lab.errors import UsageError
 from neumann.lab.report import write_report
 from neumann.lab.report.page import breakable, highlight
+from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import run_comparison
+from neumann.lab.studies.results import read_comparison
 from neumann.lab.studies.settings import CompareConfig
 from tests.lab.report.test_training_plots import HOSTILE
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
@@ -75,10 +78,57 @@ def test_a_comparison_that_was_trained(tmp_path):
 
 
 def test_a_run(tmp_path, quick):
-    page = read_page(write_report(fake_run(tmp_path, "neumann", data="text:a/b.txt", model="gpt")))
+    page = read_page(write_report(fake_run(tmp_path, "neumann", data="folder:a/b")))
     assert set(page.plots) == METRICS | {"distance", "forces"}
-    assert "neumann on text:a/b.txt" in page.text
+    assert "neumann on folder:a/b" in page.text
     assert "hardware.cpu_count" in page.text
+
+
+def test_a_run_on_text(tmp_path, quick):
+    folder = fake_run(tmp_path, "sgd", data="text:a/b.txt", model="gpt", target=0.5)
+    page = read_page(write_report(folder))
+    assert set(page.plots) == {name.replace("accuracy", "bits-per-byte") for name in METRICS}
+    assert "sgd on text:a/b.txt" in page.text
+    summary = read_summary(folder)
+    assert f"A loss of {summary['loss']:.4f} nats per token (perplexity " in page.text
+    assert f"{summary['bits_per_byte']:.4f} bits per byte) after 120 steps" in page.text
+    assert "0.5 nats per token was reached after 40 steps" in page.text
+    assert "accuracy" not in page.text.lower()
+
+
+def test_a_comparison_on_text(tmp_path, quick):
+    text = {"data": "text:a.txt", "tokens": "bpe:300"}
+    folder = fake_comparison(tmp_path, {"sgd": {}, "adam": {}}, 3, target=0.3, **text)
+    page = read_page(write_report(folder))
+    for words in (
+        "loss, nats per token",
+        "perplexity",
+        "bits per byte",
+        "steps to 0.3 nats per token",
+        "nats, paired, 95 % CI",
+        "Loss of each seed, nats per token",
+    ):
+        assert words in page.text
+    comparison = read_comparison(folder)
+    first, second = comparison.rows
+    # The arm with the lower loss is ahead.
+    assert first.score.mean < second.score.mean
+    assert second.difference.mean == pytest.approx(second.score.mean - first.score.mean)
+    (verdict,) = comparison.state_verdicts()
+    assert verdict[1:] in page.text  # a page starts it with a capital
+    assert " nats (n = 3" in verdict
+    assert "accuracy" not in page.text.lower()
+
+
+def test_text_from_before_tokens_was_a_setting_keeps_its_accuracy(tmp_path, quick):
+    folder = fake_run(tmp_path, "sgd", data="text:a.txt", target=50.0)
+    config = json.loads((folder / "config.json").read_text())
+    del config["config"]["tokens"]
+    (folder / "config.json").write_text(json.dumps(config))
+    page = read_page(write_report(folder))
+    assert set(page.plots) == METRICS
+    assert "% accuracy after 120 steps" in page.text
+    assert "50 % was reached" in page.text
 
 
 def test_a_run_that_has_only_started(tmp_path, quick):

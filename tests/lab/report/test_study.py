@@ -158,7 +158,7 @@ def test_arms_that_differ_in_lr_alone_are_one_curve(tmp_path):
     (found,) = read_study(folder).sensitivities
     assert found.arm == "sgd"
     assert [trial.lr for trial in found.trials] == [0.1, 0.2, 0.4]
-    assert all(len(trial.accuracies) == 2 for trial in found.trials)
+    assert all(len(trial.scores) == 2 for trial in found.trials)
 
 
 def test_the_best_lr_has_no_divergence():

@@ -83,10 +83,10 @@ def test_rows_hold_paired_differences(finished):
     first, sgd, wild = comparison.rows
     assert first.difference is None
     assert sgd.difference.n == 2
-    assert sgd.difference.mean == pytest.approx(first.accuracy.mean - sgd.accuracy.mean)
+    assert sgd.difference.mean == pytest.approx(first.score.mean - sgd.score.mean)
     assert all(run.epochs_to_target == run.steps_to_target / 22 for run in sgd.runs.values())
-    assert wild.accuracy.mean is None
-    assert wild.accuracy.diverged == 2
+    assert wild.score.mean is None
+    assert wild.score.diverged == 2
     assert wild.difference.n == 0
 
 
@@ -115,8 +115,8 @@ def test_interrupted_comparison_continues(tmp_path, finished):
     comparison = run_comparison(config, tmp_path)
     after = os.stat(get_run_folder(tmp_path, config.arms[0], 0) / "summary.json").st_mtime_ns
     assert before == after
-    assert [row.runs[0].accuracy for row in comparison.rows] == [
-        row.runs[0].accuracy for row in finished[1].rows[:2]
+    assert [row.runs[0].score for row in comparison.rows] == [
+        row.runs[0].score for row in finished[1].rows[:2]
     ]
 
 
@@ -125,7 +125,7 @@ def test_workers_give_the_same_weights(tmp_path, finished):
     folder, comparison, _ = finished
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0, jobs=2)
     rows = run_comparison(config, tmp_path).rows
-    assert [r.runs[0].accuracy for r in rows] == [r.runs[0].accuracy for r in comparison.rows[:2]]
+    assert [r.runs[0].score for r in rows] == [r.runs[0].score for r in comparison.rows[:2]]
     for arm in config.arms:
         ours, theirs = (
             Checkpoints(get_run_folder(where, arm, 0) / "checkpoints").load_latest().payload

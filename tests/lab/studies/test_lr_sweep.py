@@ -8,6 +8,7 @@ import pytest
 from neumann.lab.commands.main import main
 from neumann.lab.commands.sweep import search_notes
 from neumann.lab.errors import UsageError
+from neumann.lab.metrics import ACCURACY, LOSS
 from neumann.lab.storage import folders
 from neumann.lab.storage.reading import read_config, read_json_object
 from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, make_grid, search
@@ -94,6 +95,16 @@ def test_unusable_settings_are_refused_and_nothing_is_written(settings, message,
 )
 def test_choose_lr(scores, chosen):
     assert choose_lr((0.1, 0.2, 0.4), tuple(scores)) == chosen
+
+
+def test_text_chooses_the_lowest_loss():
+    scores = (
+        Interval(3.2, None, None, 1),
+        Interval(2.9, None, None, 1),
+        Interval(3.0, 2.9, 3.1, 2),
+    )
+    assert choose_lr((0.1, 0.2, 0.4), scores, LOSS) == 0.2
+    assert choose_lr((0.1, 0.2, 0.4), scores, ACCURACY) == 0.1
 
 
 @pytest.mark.slow

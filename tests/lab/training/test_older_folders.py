@@ -62,7 +62,7 @@ def test_an_interrupted_run_continues_as_it_would_have(folders):
 def test_a_finished_run_is_read_and_not_repeated(folders):
     before = (folders / "whole" / "metrics.jsonl").read_bytes()
     summary = resume(folders / "whole")
-    assert dataclasses.asdict(summary) == read_summary(folders / "whole")
+    assert summary.as_record() == read_summary(folders / "whole")
     assert (folders / "whole" / "metrics.jsonl").read_bytes() == before
     assert read_environment(folders / "whole")["versions"]["neumann"] == "0.1.0"
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from neumann.lab.config import Settings
+from neumann.lab.metrics import Metric
 from neumann.lab.studies.results import FinishedRun
 from neumann.lab.studies.spectrum_measurement import ProductObserver
 from neumann.lab.studies.workers import RunKey, StudyObserver
@@ -57,8 +59,9 @@ def show_training(training: Training, process: Process) -> Iterator[Observer]:
 @contextmanager
 def open_training_bar(training: Training, console: Console) -> Iterator[Observer]:
     epochs, rate = training.config.epochs, _StepRate(training.step)
-    fields: dict[str, Any] = {"epoch": f"0/{epochs}", "rate": "", "loss": "–", "accuracy": "–"}
-    texts = (f"{name} {{task.fields[{name}]}}" for name in ("loss", "accuracy"))
+    fields: dict[str, Any] = {"epoch": f"0/{epochs}", "rate": "", "loss": "–", "score": "–"}
+    metric = training.config.metric
+    texts = ("loss {task.fields[loss]}", f"{metric.short} {{task.fields[score]}}")
     with _open_bar(console, "epoch {task.fields[epoch]}", "{task.fields[rate]}", *texts) as bar:
         task = bar.add_task("", total=training.total_steps, completed=training.step, **fields)
 
@@ -68,8 +71,8 @@ def open_training_bar(training: Training, console: Console) -> Iterator[Observer
             fields["epoch"] = f"{line['epoch']:.1f}/{epochs}"
             fields["rate"] = rate.update(line["step"])
             fields["loss"] = f"{line['train_loss']:.3f}"
-            if "accuracy" in line:
-                fields["accuracy"] = f"{line['accuracy']:.2f} %"
+            if "accuracy" in line:  # the line of an evaluated epoch
+                fields["score"] = _format_score(metric, line[metric.key])
             bar.update(task, completed=line["step"], **fields)
 
         yield observe
@@ -77,15 +80,17 @@ def open_training_bar(training: Training, console: Console) -> Iterator[Observer
 
 def _log_training(training: Training) -> Observer:
     """Log a line for each epoch."""
-    rate = _StepRate(training.step)
+    rate, metric = _StepRate(training.step), training.config.metric
 
     def observe(line: dict[str, Any]) -> None:
         if line["kind"] != "epoch":
             return
         place = f"epoch {line['epoch']}/{training.config.epochs}"
-        accuracy = f"  accuracy {line['accuracy']:.2f} %" if "accuracy" in line else ""
+        score = ""
+        if "accuracy" in line:
+            score = f"  {metric.short} {_format_score(metric, line[metric.key])}"
         loss, speed = line["train_loss"], rate.update(line["step"])
-        _log(f"{place}  train loss {loss:.4f}{accuracy}  {speed}")
+        _log(f"{place}  train loss {loss:.4f}{score}  {speed}")
 
     return observe
 
@@ -107,8 +112,10 @@ class _StepRate:
 
 
 @contextmanager
-def show_study(epochs: int, title: str = "") -> Iterator[StudyObserver]:
-    """Show the progress of many runs of so many epochs each."""
+def show_study(
+    config: Settings, title: str = "", epochs: int | None = None
+) -> Iterator[StudyObserver]:
+    """Show the progress of many runs, of so many epochs each if that is not --epochs."""
     prefix = f"{title} " if title else ""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -116,17 +123,17 @@ def show_study(epochs: int, title: str = "") -> Iterator[StudyObserver]:
         return
     count = "{task.fields[prefix]}{task.fields[ended]}/{task.fields[all]}"
     with _open_bar(console, count, "{task.description}") as bar:
-        yield _StudyBar(bar, epochs, prefix)
+        yield _StudyBar(bar, epochs or config.epochs, prefix, config.metric)
 
 
 class _StudyBar(StudyObserver):
     """One bar for all runs; an unfinished run counts for the part that is done."""
 
-    def __init__(self, bar: Progress, epochs: int, prefix: str) -> None:
-        self._bar, self._epochs, self._ended = bar, epochs, 0
+    def __init__(self, bar: Progress, epochs: int, prefix: str, metric: Metric) -> None:
+        self._bar, self._epochs, self._ended, self._metric = bar, epochs, 0, metric
         self._task = bar.add_task("", total=None, ended=0, all="–", prefix=prefix)
         self._unfinished: dict[RunKey, float] = {}  # the part that is done
-        self._accuracies: dict[RunKey, str] = {}
+        self._scores: dict[RunKey, str] = {}
 
     def on_start(self, finished: int, total: int) -> None:
         self._ended = finished
@@ -136,9 +143,9 @@ class _StudyBar(StudyObserver):
         key = arm, seed
         self._unfinished[key] = line["epoch"] / self._epochs
         if "accuracy" in line:
-            self._accuracies[key] = f" {line['accuracy']:.2f} %"
+            self._scores[key] = f" {_format_score(self._metric, line[self._metric.key])}"
         place = f"epoch {math.ceil(line['epoch'])}/{self._epochs}"
-        self._update(description=f"{arm} seed {seed} {place}{self._accuracies.get(key, '')}")
+        self._update(description=f"{arm} seed {seed} {place}{self._scores.get(key, '')}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
@@ -168,7 +175,12 @@ class StudyLog(StudyObserver):
 
 
 def _format_result(result: FinishedRun) -> str:
-    return "diverged" if math.isnan(result.accuracy) else f"{result.accuracy:.2f} %"
+    score = result.score
+    return "diverged" if math.isnan(score) else _format_score(result.metric, score)
+
+
+def _format_score(metric: Metric, value: float) -> str:
+    return f"{metric.format(value)} {metric.unit}"
 
 
 # ---------------------------------------------------------------------- products of a spectrum

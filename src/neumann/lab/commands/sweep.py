@@ -9,6 +9,7 @@ from neumann.lab.commands.compare import refuse_torchrun
 from neumann.lab.commands.progress import show_study
 from neumann.lab.commands.report import print_report
 from neumann.lab.commands.tables import make_table, print_comparison, print_table
+from neumann.lab.metrics import Metric
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.studies.lr_sweep import ArmSearch, compare_winners, search
 from neumann.lab.studies.settings import SweepConfig
@@ -19,33 +20,33 @@ from neumann.lab.studies.wording import describe_warmup_only
 def run(config: SweepConfig) -> None:
     refuse_torchrun("sweep")
     folder = config.output or new_run_folder(config.title)
-    with show_study(config.search_epochs or config.epochs, "search") as observer:
+    with show_study(config, "search", config.search_epochs) as observer:
         found = search(config, folder, observer)
     print_table(tabulate_search(found), [*search_notes(found), ""])
-    with show_study(config.epochs, "final") as observer:
+    with show_study(config, "final") as observer:
         comparison = compare_winners(config, folder, found, observer)
     print_comparison(comparison)
     print_report(folder)
 
 
 def tabulate_search(found: Sequence[ArmSearch]) -> Table:
-    """Held-out accuracy of each arm at each learning rate; the chosen ones have a star."""
+    """The score of each arm at each learning rate; the chosen ones have a star."""
     table = make_table("", "", *("" for _ in found[0].lrs), left=2)
     table.show_header = False
     for arm in found:
         scores = []
         for lr, score in zip(arm.lrs, arm.scores, strict=True):
             chosen = lr == arm.best
-            text = _format_score(score) + ("*" if chosen else " ")
+            text = _format_score(score, arm.metric) + ("*" if chosen else " ")
             scores.append(Text(text, style="bold" if chosen else ""))
         table.add_row(Text(arm.name), "lr", *(f"{lr:g} " for lr in arm.lrs))
-        table.add_row("", "%", *scores)
+        table.add_row("", arm.metric.unit.partition(" ")[0], *scores)
     return table
 
 
 def search_notes(found: Sequence[ArmSearch]) -> list[str]:
     """What the table does not say: unbracketed winners, arms that diverged, and warm-ups."""
-    notes = ["* chosen, by the mean accuracy on the held-out tenth of the training set"]
+    notes = [f"* chosen, by the mean {found[0].metric.name} on held-out data"]
     for arm in found:
         if arm.best is None:
             notes.append(f"{arm.name} diverged at every learning rate and is left out")
@@ -60,7 +61,7 @@ def search_notes(found: Sequence[ArmSearch]) -> list[str]:
     return notes
 
 
-def _format_score(score: Interval) -> str:
+def _format_score(score: Interval, metric: Metric) -> str:
     if score.mean is None:
         return "diverged"
-    return f"{score.mean:.2f}" + (f" ({score.diverged} div.)" if score.diverged else "")
+    return metric.format(score.mean) + (f" ({score.diverged} div.)" if score.diverged else "")

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from neumann.lab.metrics import Metric
 from neumann.lab.report.formatting import format_interval
-from neumann.lab.report.result_tables import describe_target
+from neumann.lab.report.result_tables import describe_extra, describe_target
 from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.statistics import Interval
 
@@ -40,18 +41,21 @@ def print_comparison(comparison: Comparison) -> None:
 def tabulate_comparison(comparison: Comparison) -> Table:
     """Mean, interval and paired difference of each arm, and the steps to the target if any."""
     first, target = comparison.rows[0].arm.partition(":")[0], comparison.target
-    titles: list[str | Text] = ["\narm", "\nseeds", "accuracy\n%", Text(f"{first}\nahead by")]
-    titles += ["\np", "training\nseconds"]
+    metric = comparison.metric
+    titles: list[str | Text] = ["\narm", "\nseeds", f"{metric.name}\n{metric.unit}"]
+    titles += [f"\n{extra.label}" for extra in metric.extras]
+    titles += [Text(f"{first}\nahead by"), "\np", "training\nseconds"]
     if target is not None:
-        titles += [f"steps to\n{target:g} %", "\nepochs"]
+        titles += [f"steps to\n{metric.format_target(target)}", "\nepochs"]
     table = make_table(*titles)
     for row in comparison.rows:
         p = None if row.difference is None else row.difference.p
         cells = [
             row.arm,
             str(len(row.runs)),
-            _format_accuracy(row.accuracy),
-            "" if row.difference is None else format_interval(row.difference, signed=True),
+            _format_score(row.score, metric),
+            *(describe_extra(row, extra) for extra in metric.extras),
+            "" if row.difference is None else format_interval(row.difference, metric, signed=True),
             "" if p is None else f"{p:.2g}",
             "–" if row.seconds is None else f"{row.seconds:.1f}",
         ]
@@ -62,8 +66,8 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     return table
 
 
-def _format_accuracy(accuracy: Interval) -> str:
-    if accuracy.diverged and accuracy.mean is None:
+def _format_score(score: Interval, metric: Metric) -> str:
+    if score.diverged and score.mean is None:
         return "diverged"
-    suffix = f" ({accuracy.diverged} diverged)" if accuracy.diverged else ""
-    return format_interval(accuracy) + suffix
+    suffix = f" ({score.diverged} diverged)" if score.diverged else ""
+    return format_interval(score, metric) + suffix

@@ -1,5 +1,7 @@
 """`neumann train`: train one network, alone or as one of torchrun's processes."""
 
+import dataclasses
+
 from neumann.lab.commands.progress import show_training
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.folders import new_run_folder
@@ -24,4 +26,5 @@ def _train(config: TrainConfig, process: Process) -> None:
         time = f"{summary.seconds:.1f} s of training"
         if summary.compile_seconds:
             time += f" and {summary.compile_seconds:.1f} s of compilation"
-        print(f"accuracy {summary.accuracy:.2f} % after {summary.steps} steps, {time}: {folder}")
+        score = config.metric.describe(dataclasses.asdict(summary))
+        print(f"{score} after {summary.steps} steps, {time}: {folder}")

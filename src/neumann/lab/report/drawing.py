@@ -188,9 +188,8 @@ class _Canvas:
         target, (low, high) = self.plot.target, self.axes.get_ylim()
         if target is not None and low < target < high:
             self.axes.axhline(target, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
-            self._write(
-                f"target {target:g} %", (0, target), self.axes.get_yaxis_transform(), (4, 2)
-            )
+            label = f"target {self.plot.target_label}"
+            self._write(label, (0, target), self.axes.get_yaxis_transform(), (4, 2))
 
     def prepare_for_png(self) -> None:
         """Give the figure what the page has around it: a title, a background and a legend."""
@@ -236,7 +235,9 @@ def _set_limits(axes: Axes, plot: Plot) -> None:
         axes.set_autoscaley_on(False)
         low = min(ys) if plot.bottom is None else plot.bottom
         high = max(ys)
-        if plot.target is not None and low <= plot.target <= high + (high - low):
+        near = plot.target is not None and 2 * low - high <= plot.target <= 2 * high - low
+        if near and plot.target is not None and (plot.target > 0 or not plot.log_y):
+            low = min(low, plot.target) if plot.bottom is None else low
             high = max(high, plot.target)
         if plot.log_y:
             axes.set_ylim(low / 1.25, high * 1.25)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from neumann.lab.metrics import ACCURACY, Quantity
 from neumann.lab.studies.statistics import Difference, Interval
 
 NONE = "–"  # shown where there is no value
@@ -18,21 +19,24 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
-def format_interval(value: Interval | Difference, *, signed: bool = False) -> str:
+def format_interval(
+    value: Interval | Difference, quantity: Quantity = ACCURACY, *, signed: bool = False
+) -> str:
     """Format the mean, with half the width of its interval if there is one."""
     if value.mean is None:
         return NONE
     # Adding zero turns −0 into 0.
-    text = f"{value.mean + 0.0:+.2f}" if signed else f"{value.mean:.2f}"
+    digits = quantity.digits
+    text = f"{value.mean + 0.0:+.{digits}f}" if signed else quantity.format(value.mean)
     if value.low is not None and value.high is not None:
-        text += f" ± {(value.high - value.low) / 2:.2f}"
+        text += f" ± {quantity.format((value.high - value.low) / 2)}"
     return text.replace("-", "−")
 
 
-def format_limits(value: Interval | Difference) -> str:
+def format_limits(value: Interval | Difference, quantity: Quantity = ACCURACY) -> str:
     if value.low is None or value.high is None:
         return ""
-    return f"{value.low:.2f} to {value.high:.2f}".replace("-", "−")
+    return f"{quantity.format(value.low)} to {quantity.format(value.high)}".replace("-", "−")
 
 
 def format_p_value(p: float | None) -> str:

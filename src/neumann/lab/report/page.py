@@ -107,7 +107,7 @@ def _gather(study: Study) -> dict[str, Any]:
         "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
         "sensitivity": sensitivity
         and Figures([sensitivity], [(arm.arm, arm.index) for arm in study.sensitivities]),
-        "trials": result_tables.tabulate_trials(study.sensitivities),
+        "trials": result_tables.tabulate_trials(study.sensitivities, study.metric),
         "metrics": metrics,
         "curves": _collect(study, all_metrics, _explain_curves(study, metrics)),
         "recalibration": _collect(study, [recalibration] if recalibration else []),

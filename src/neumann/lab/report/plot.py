@@ -77,7 +77,8 @@ class Plot:
     log_y: bool = False
     from_zero: bool = True  # the x axis
     bottom: float | None = None  # of the y axis, if it leaves values out
-    target: float | None = None  # an accuracy to reach
+    target: float | None = None  # a score to reach
+    target_label: str = ""
     ticks: tuple[float, ...] = ()  # of the x axis, if only certain values have a meaning
     separate: bool = False  # each point is a measurement of its own
     band_note: str = SEED_BANDS  # what the bands mean, if there are any

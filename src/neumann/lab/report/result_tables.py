@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from neumann.lab.config_files import flatten
+from neumann.lab.metrics import Metric, Quantity, choose_metric
 from neumann.lab.report import formatting
 from neumann.lab.report.formatting import NONE, format_interval, format_setting, format_value
 from neumann.lab.report.runs import ArmRuns, Run, finite_values, to_number
@@ -15,10 +16,8 @@ from neumann.lab.studies.statistics import mean_interval
 
 PER_RUN = ("seed",)  # settings that differ between the runs of an arm on purpose
 MAX_NAME = 12  # characters of an arm's name in a column title
-RUN_ROWS = (  # heading, key in the summary, format
-    ("accuracy, %", "accuracy", ".2f"),
+RUN_ROWS = (  # heading, key in the summary, format; after the score
     ("accuracy with BatchNorm recalibrated, %", "accuracy_recalibrated", ".2f"),
-    ("loss, nats", "loss", ".4g"),
     ("training loss of the last epoch, nats", "train_loss", ".4g"),
     ("steps", "steps", ",.0f"),
 )
@@ -59,22 +58,28 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
     first, target = comparison.rows[0].arm, comparison.target
     several = len(comparison.rows) > 1
     recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
-    titles = [Cell("arm"), Cell("runs"), Cell("accuracy, %", "mean, 95 % CI")]
+    metric = comparison.metric
+    titles = [Cell("arm"), Cell("runs"), Cell(metric.label, "mean, 95 % CI")]
+    titles += [Cell(extra.label, "mean") for extra in metric.extras]
     if any(recalibrated):
         titles.append(Cell("recalibrated, %", "BatchNorm"))
     if several:
         name = first if len(first) <= MAX_NAME else "first arm"
-        titles += [Cell(f"{name} ahead by", "points, paired, 95 % CI"), Cell("p")]
+        titles += [
+            Cell(f"{name} ahead by", f"{metric.difference_unit}, paired, 95 % CI"),
+            Cell("p"),
+        ]
     if target is not None:
-        titles += [Cell(f"steps to {target:g} %", "mean"), Cell("epochs")]
+        titles += [Cell(f"steps to {metric.format_target(target)}", "mean"), Cell("epochs")]
     titles.append(Cell("seconds", "mean of training"))
     rows = []
     for arm, row, accuracies in zip(study.arms, comparison.rows, recalibrated, strict=True):
-        cells = [Cell(row.arm, arm=arm.index), _count_runs(row, comparison), _accuracy(row)]
+        cells = [Cell(row.arm, arm=arm.index), _count_runs(row, comparison), _score(row, metric)]
+        cells += [Cell(describe_extra(row, extra)) for extra in metric.extras]
         if any(recalibrated):
             cells.append(Cell(format_interval(mean_interval(accuracies))))
         if several:
-            cells += _difference(row)
+            cells += _difference(row, metric)
         if target is not None:
             cells += describe_target(list(row.runs.values()))
         rows.append([*cells, Cell(formatting.format_seconds(row.seconds))])
@@ -82,22 +87,30 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
 
 
 def _count_runs(row: ArmResult, comparison: Comparison) -> Cell:
-    done, seeds, diverged = len(row.runs), comparison.seeds, row.accuracy.diverged
+    done, seeds, diverged = len(row.runs), comparison.seeds, row.score.diverged
     count = f"{done} of {seeds}" if done < seeds else f"{done}"
     return Cell(count, f"{diverged} diverged" if diverged else "", "bad-note")
 
 
-def _accuracy(row: ArmResult) -> Cell:
-    if row.accuracy.mean is None and row.accuracy.diverged:
+def _score(row: ArmResult, metric: Metric) -> Cell:
+    if row.score.mean is None and row.score.diverged:
         return Cell("diverged", style="bad")
-    return Cell(format_interval(row.accuracy), formatting.format_limits(row.accuracy))
+    return Cell(format_interval(row.score, metric), formatting.format_limits(row.score, metric))
 
 
-def _difference(row: ArmResult) -> list[Cell]:
+def describe_extra(row: ArmResult, extra: Quantity) -> str:
+    """Return the mean of a quantity beside the score."""
+    found = row.extras.get(extra.key)
+    return NONE if found is None or found.mean is None else extra.format(found.mean)
+
+
+def _difference(row: ArmResult, metric: Metric) -> list[Cell]:
     found = row.difference
     if found is None:
         return _cells("", "")
-    difference = Cell(format_interval(found, signed=True), formatting.format_limits(found))
+    difference = Cell(
+        format_interval(found, metric, signed=True), formatting.format_limits(found, metric)
+    )
     return [difference, Cell(formatting.format_p_value(found.p))]
 
 
@@ -121,34 +134,40 @@ def _recalibrated_accuracies(arm: ArmRuns) -> list[float]:
 
 def tabulate_seeds(comparison: Comparison) -> Table:
     def cell(run: FinishedRun | None) -> Cell:
-        if run is not None and not math.isfinite(run.accuracy):
+        if run is not None and not math.isfinite(run.score):
             return Cell("diverged", style="bad")
-        return Cell(format_value(None if run is None else run.accuracy, ".2f"))
+        return Cell(NONE if run is None else comparison.metric.format(run.score))
 
     seeds = range(comparison.seeds)
     titles = _cells("arm", *(f"seed {seed}" for seed in seeds))
     rows = [
         [Cell(row.arm), *(cell(row.runs.get(seed)) for seed in seeds)] for row in comparison.rows
     ]
-    return Table("Accuracy of each seed, %", titles, rows)
+    metric = comparison.metric
+    return Table(f"{metric.name.capitalize()} of each seed, {metric.unit}", titles, rows)
 
 
-def tabulate_trials(sensitivities: Sequence[Sensitivity]) -> Table:
+def tabulate_trials(sensitivities: Sequence[Sensitivity], metric: Metric) -> Table:
     rows = []
     for arm in sensitivities:
         for trial in arm.trials:
-            values = trial.accuracies
+            values = trial.scores
             notes = [
                 "chosen" if arm.chosen is not None and trial is arm.best else "",
                 f"{trial.diverged} diverged" if trial.diverged else "",
                 f"{trial.missing} unfinished" if trial.missing else "",
             ]
-            spread = f"{min(values):.2f} to {max(values):.2f}" if len(values) > 1 else NONE
-            mean, note = format_value(trial.mean, ".2f"), ", ".join(filter(None, notes))
+            spread = (
+                f"{metric.format(min(values))} to {metric.format(max(values))}"
+                if len(values) > 1
+                else NONE
+            )
+            mean = NONE if trial.mean is None else metric.format(trial.mean)
+            note = ", ".join(filter(None, notes))
             name = Cell(arm.arm, arm=arm.index)
             rows.append([name, *_cells(f"{trial.lr:g}", mean, spread, note)])
     titles = _cells("arm", "lr", "mean", "lowest to highest", "")
-    return Table("Accuracy at each learning rate, %", titles, rows)
+    return Table(f"{metric.name.capitalize()} at each learning rate, {metric.unit}", titles, rows)
 
 
 def tabulate_run(run: Run) -> Table | None:
@@ -156,7 +175,11 @@ def tabulate_run(run: Run) -> Table | None:
     if run.summary is None or run.diverged is not None:
         return None
     found = {key: to_number(value) for key, value in run.summary.items()}
-    rows = [(label, format_value(found.get(key), spec)) for label, key, spec in RUN_ROWS] + [
+    metric = choose_metric(run.config)
+    quantities = dict.fromkeys((metric, *metric.extras, *metric.plotted))
+    scores = [(each.label, each.key, f".{each.digits}f") for each in quantities]
+    every = [*scores[:1], *RUN_ROWS[:1], *scores[1:], *RUN_ROWS[1:]]
+    rows = [(label, format_value(found.get(key), spec)) for label, key, spec in every] + [
         ("seconds of training", formatting.format_seconds(found.get("seconds"))),
         ("seconds of compiling", formatting.format_seconds(found.get("compile_seconds") or None)),
     ]

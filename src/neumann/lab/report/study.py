@@ -18,6 +18,7 @@ from typing import Any
 
 from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
+from neumann.lab.metrics import ACCURACY, Metric, choose_metric
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
@@ -31,13 +32,13 @@ class Trial:
     """One learning rate of an arm."""
 
     lr: float
-    accuracies: tuple[float, ...]  # %, of the seeds that finished with one
+    scores: tuple[float, ...]  # of the seeds that finished with one
     diverged: int  # seeds
     missing: int  # seeds that have not finished
 
     @property
     def mean(self) -> float | None:
-        return math.fsum(self.accuracies) / len(self.accuracies) if self.accuracies else None
+        return math.fsum(self.scores) / len(self.scores) if self.scores else None
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,15 @@ class Sensitivity:
     index: int  # among the arms; it determines the color
     trials: tuple[Trial, ...]  # by ascending lr
     chosen: float | None = None  # the learning rate that a sweep chose
+    metric: Metric = ACCURACY
 
     @property
     def best(self) -> Trial | None:
-        """The chosen trial, else the one with the highest mean among those without divergence."""
+        """The chosen trial, else the one with the best mean among those without divergence."""
         if (chosen := self.chosen) is not None:
             return next((t for t in self.trials if math.isclose(t.lr, chosen)), None)
         stable = [trial for trial in self.trials if trial.mean is not None and not trial.diverged]
-        return max(stable, key=lambda trial: trial.mean or 0.0, default=None)
+        return max(stable, key=lambda trial: self.metric.gain(trial.mean or 0.0), default=None)
 
     def warning(self) -> str | None:
         """Return a sentence if everything diverged or the best learning rate is not bracketed."""
@@ -95,8 +97,15 @@ class Study:
     search: Search | None = None  # of a sweep
 
     @property
+    def metric(self) -> Metric:
+        """What the runs are scored by."""
+        if self.comparison is not None:
+            return self.comparison.metric
+        return choose_metric(self.settings)
+
+    @property
     def target(self) -> float | None:
-        """The accuracy in % whose first time was recorded."""
+        """The score whose first time was recorded."""
         if self.comparison is not None:
             return self.comparison.target
         target = self.settings.get("target")
@@ -208,16 +217,17 @@ def _collect_sensitivities(
         except (UsageError, TypeError, ValueError):
             continue  # not an arm this version knows
         name = _without_lr(row.arm)
-        done, accuracies = len(row.runs), finite_values(run.accuracy for run in row.runs.values())
-        missing, diverged = comparison.seeds - done, done - len(accuracies)
-        trial = Trial(lr, tuple(accuracies), diverged, missing)
+        done, scores = len(row.runs), finite_values(run.score for run in row.runs.values())
+        missing, diverged = comparison.seeds - done, done - len(scores)
+        trial = Trial(lr, tuple(scores), diverged, missing)
         trials.setdefault(name, []).append(trial)
         indices.setdefault(name, index)
     found = []
     for name, group in trials.items():
         if len({trial.lr for trial in group}) >= min_rates:
             ascending = tuple(sorted(group, key=lambda trial: trial.lr))
-            found.append(Sensitivity(name, indices[name], ascending, (chosen or {}).get(name)))
+            best = (chosen or {}).get(name)
+            found.append(Sensitivity(name, indices[name], ascending, best, comparison.metric))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Plots of training: accuracy, loss and learning rate, Neumann's distance and forces, BatchNorm
+"""Plots of training: score, loss and learning rate, Neumann's distance and forces, BatchNorm
 recalibration, and sensitivity to the learning rate. A plot without a curve is left out.
 """
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from neumann.lab.metrics import ACCURACY
 from neumann.lab.report.formatting import format_short, join_sentences
 from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, make_curves
 from neumann.lab.report.runs import Reader, Run, Series, finite_values, to_number
@@ -17,7 +18,7 @@ FORCES = {"repulsive force": "repulsive_force", "attractive force": "cubic_force
 
 
 def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
-    """Plot accuracy and loss on the evaluated data, the training loss and the learning rate."""
+    """Plot score and loss on the evaluated data, the training loss and the learning rate."""
 
     def make_plot(name: str, title: str, label: str, kind: str, key: str) -> Plot:
         read = partial(Run.series, kind=kind, name=key)
@@ -25,14 +26,19 @@ def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
         return Plot(f"{name}-{axis}", title, label, curves)
 
     on = "on held-out data" if study.settings.get("held_out") else "on the test set"
-    accuracy = make_plot("accuracy", f"Accuracy {on}", "accuracy, %", "epoch", "accuracy")
-    loss = make_plot("loss", f"Loss {on}", "loss, nats", "epoch", "loss")
+    metric = study.metric
+    scores = [
+        make_plot(q.key.replace("_", "-"), f"{q.name.capitalize()} {on}", q.label, "epoch", q.key)
+        for q in (metric, *metric.plotted)
+    ]
+    first = _focus_on_the_end(scores[0]) if metric.higher_is_better else _use_log_axis(scores[0])
     train_loss = make_plot("train-loss", "Training loss", "loss, nats", "step", "train_loss")
     rate = make_plot("learning-rate", "Learning rate", "learning rate", "step", "lr")
+    target = "" if study.target is None else metric.format_target(study.target)
     note = "Each point is the mean over the steps since the previous one."
     plots = [
-        replace(_focus_on_the_end(accuracy), target=study.target),
-        _use_log_axis(loss),
+        replace(first, target=study.target, target_label=target),
+        *map(_use_log_axis, scores[1:]),
         replace(_use_log_axis(train_loss), caption=note),
         _separate_rates(rate),
     ]
@@ -90,11 +96,11 @@ def plot_forces(study: Study) -> list[Plot]:
 
 
 def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Plot | None:
-    """Plot accuracy against the learning rate, with the chosen rates and those that diverged."""
+    """Plot the score against the learning rate, with the chosen rates and those that diverged."""
     curves, points = [], []
     for arm in sensitivities:
         ends = [
-            (trial.lr, trial.mean, min(trial.accuracies), max(trial.accuracies))
+            (trial.lr, trial.mean, min(trial.scores), max(trial.scores))
             for trial in arm.trials
             if trial.mean is not None
         ]
@@ -107,7 +113,10 @@ def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Pl
             points.append(Point(arm.arm, arm.index, "chosen", best.lr, best.mean))
     if not curves and not points:
         return None
-    bottom, note = _focus_on_the_best(sensitivities)
+    metric = sensitivities[0].metric
+    bottom, note = None, ""
+    if metric is ACCURACY:
+        bottom, note = _focus_on_the_best(sensitivities)
     seeds = "Each point is the mean over the seeds; each bar spans the lowest to the highest seed."
     meanings = {
         "chosen": "Circled: the chosen learning rate.",
@@ -118,7 +127,7 @@ def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Pl
     return Plot(
         "lr-sensitivity",
         "Sensitivity to the learning rate",
-        f"accuracy on {'held-out data' if held_out else 'the test set'}, %",
+        f"{metric.name} on {'held-out data' if held_out else 'the test set'}, {metric.unit}",
         tuple(curves),
         join_sentences(
             seeds if any(curve.has_band for curve in curves) else "",
@@ -178,7 +187,7 @@ def _focus_on_the_best(sensitivities: Sequence[Sensitivity]) -> tuple[float | No
     worst = min((max(of_arm, default=0.0) for of_arm in means), default=0.0)
     # A trial with ten times the error of the worst arm at its best is not worth its space.
     floor = 100 - 10 * (100 - worst)
-    lows = [min(t.accuracies) for arm in sensitivities for t in arm.trials if t.accuracies]
+    lows = [min(t.scores) for arm in sensitivities for t in arm.trials if t.scores]
     return _choose_bottom(lows, [low for low in lows if low >= floor])
 
 

@@ -6,6 +6,7 @@ about the others, and a divergence is called one.
 
 from dataclasses import dataclass
 
+from neumann.lab.metrics import choose_metric
 from neumann.lab.report import formatting
 from neumann.lab.report.formatting import format_count, format_interval, format_list
 from neumann.lab.report.runs import ArmRuns, to_number
@@ -53,11 +54,12 @@ def _judge_comparison(comparison: Comparison) -> list[str]:
     if len(comparison.rows) > 1:
         return [_to_sentence(text) for text in comparison.state_verdicts()]
     (row,) = comparison.rows
-    accuracy, diverged = format_interval(row.accuracy), row.accuracy.diverged
-    if row.accuracy.mean is None:
+    metric, diverged = comparison.metric, row.score.diverged
+    if row.score.mean is None:
         return [f"{row.arm} diverged in every run that has finished."]
     failed = f"; {format_count(diverged, 'run')} diverged" if diverged else ""
-    return [f"{row.arm} reaches {accuracy} % accuracy (n = {row.accuracy.n}){failed}."]
+    reached = metric.phrase.format(format_interval(row.score, metric))
+    return [f"{row.arm} reaches {reached} (n = {row.score.n}){failed}."]
 
 
 def _judge_run(arm: ArmRuns) -> Verdict:
@@ -75,18 +77,23 @@ def _judge_run(arm: ArmRuns) -> Verdict:
         steps = f"{format_count(run.last_step, 'step')} {verb} recorded"
         planned = run.config.get("epochs")
         return Verdict((), (f"Unfinished: {epochs} of {planned} epochs are done; {steps}.",))
-    accuracy = formatting.format_value(to_number(summary.get("accuracy")), ".2f")
+    metric = choose_metric(run.config)
+    score = formatting.format_value(to_number(summary.get(metric.key)), f".{metric.digits}f")
+    reached = metric.phrase.format(score)
+    reached = reached[0].upper() + reached[1:]
+    extras = ", ".join(metric.list_extras(summary))
     steps = format_count(int(to_number(summary.get("steps", 0)) or 0), "step")
     seconds = formatting.format_seconds(to_number(summary.get("seconds")))
-    findings = [f"{accuracy} % accuracy after {steps}, in {seconds} s of training."]
+    beside = f" ({extras})" if extras else ""
+    findings = [f"{reached}{beside} after {steps}, in {seconds} s of training."]
     target = run.config.get("target")
     if isinstance(target, int | float):
-        reached = summary.get("steps_to_target")
+        first = summary.get("steps_to_target")
         epochs_taken = to_number(summary.get("epochs_to_target"))
         when = "never reached."
-        if reached is not None:
-            when = f"reached after {reached:,} steps ({epochs_taken:.1f} epochs)."
-        findings.append(f"{target:g} % was {when}")
+        if first is not None:
+            when = f"reached after {first:,} steps ({epochs_taken:.1f} epochs)."
+        findings.append(f"{metric.format_target(target)} was {when}")
     warmup = count_warmup_only_steps(run.lines)
     warnings = () if warmup is None else (_to_sentence(describe_warmup_only(arm.name, warmup)),)
     return Verdict(tuple(findings), warnings)

@@ -6,7 +6,7 @@ for a folder that is not a run's, and RecordsError, which names the file and wha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -33,6 +33,16 @@ class Summary:
     compile_seconds: Finite  # of the first steps, in which everything is compiled
     steps_to_target: int | None
     epochs_to_target: Finite | None
+    perplexity: float | None = None  # of text, as the next one
+    bits_per_byte: Finite | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what summary.json holds: the last two only for text."""
+        found = asdict(self)
+        return {k: v for k, v in found.items() if v is not None or k not in _TEXT_SCORES}
+
+
+_TEXT_SCORES = ("perplexity", "bits_per_byte")
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,8 @@ class EpochLine:
     loss: float | None = None  # of epochs that were evaluated, and so on
     accuracy: float | None = None
     accuracy_recalibrated: float | None = None
+    perplexity: float | None = None  # of text, as the next one
+    bits_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +193,8 @@ def _check_end(files: RunFiles, folder: Path) -> None:
     wrong = f"it goes on to step {last}, but the run ended after {result.steps}"
     _refuse(wrong if last > result.steps else None, path)
     end = next(m for m in reversed(files.lines) if m["kind"] == "epoch")
-    for name in ("accuracy", "accuracy_recalibrated", "loss", "train_loss", "seconds"):
+    scores = ("accuracy", "accuracy_recalibrated", "perplexity", "bits_per_byte", "loss")
+    for name in (*scores, "train_loss", "seconds"):
         there, here = end.get(name), getattr(result, name)
         _refuse(None if there == here else f"{name} is {here}, but {there} in {path.name}",
                 folder / SUMMARY)  # fmt: skip

@@ -97,7 +97,7 @@ def _check_existing_runs(runs: Runs) -> None:
 
 def _train_all(runs: Runs, jobs: int, dataset: Dataset | None, observer: StudyObserver) -> None:
     def announce(key: RunKey) -> None:
-        result = read_finished_run(get_output_folder(runs[key]))
+        result = read_finished_run(get_output_folder(runs[key]), runs[key].metric)
         if result is not None:
             observer.on_finish(*key, result)
 

@@ -1,9 +1,10 @@
 """Run a sweep: choose a learning rate for each optimizer on held-out data, then compare them.
 
 The search trains every arm at equally many learning rates on nine tenths of the training set and
-evaluates on the held-out tenth. The final comparison trains the winners on the whole training set
-and evaluates on the test set, which the search never sees. An interrupted sweep continues where it
-stopped. Unusable settings and folders are a UsageError.
+evaluates on the held-out tenth; a data set with a validation set takes that, and the whole training
+set. The final comparison trains the winners on the whole training set and evaluates on the test
+set, which the search never sees. An interrupted sweep continues where it stopped. Unusable settings
+and folders are a UsageError.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any
 
 from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
+from neumann.lab.metrics import ACCURACY, Metric
 from neumann.lab.studies import study_files
 from neumann.lab.studies.comparison import StudyInterrupted, check_trainable, run_comparison
 from neumann.lab.studies.results import ArmResult, Comparison
@@ -35,9 +37,10 @@ class AllDivergedError(RuntimeError):
 class ArmSearch:
     arm: str
     lrs: tuple[float, ...]  # ascending
-    scores: tuple[Interval, ...]  # held-out accuracy in %, one for each learning rate
+    scores: tuple[Interval, ...]  # on held-out data, one for each learning rate
     best: float | None  # the chosen learning rate; None if every run diverged
     warmup_only_steps: int | None = None  # steps of a run, if Neumann never left its warm-up
+    metric: Metric = ACCURACY
 
     @property
     def name(self) -> str:
@@ -72,8 +75,11 @@ def search(
         _check_sweep_folder(folder, content)  # another process may have started one by now
         if not (folder / SWEEP).exists():
             write_object(folder / SWEEP, content)
+        metric = trials.metric
         rows = {row.arm: row for row in _run_part(trials, folder, SEARCH, observer).rows}
-        found = [_choose(arm, grid[arm], [rows[name] for name in names[arm]]) for arm in grid]
+        found = [
+            _choose(arm, grid[arm], [rows[name] for name in names[arm]], metric) for arm in grid
+        ]
         winners = _collect_winners(found)
         write_object(folder / SWEEP, _describe_sweep(config, grid, winners))
     if not winners:
@@ -90,21 +96,24 @@ def compare_winners(
         return _run_part(final, folder, FINAL, observer)
 
 
-def choose_lr(lrs: tuple[float, ...], scores: tuple[Interval, ...]) -> float | None:
+def choose_lr(
+    lrs: tuple[float, ...], scores: tuple[Interval, ...], metric: Metric = ACCURACY
+) -> float | None:
     """Choose by the fewest divergences, then the best mean, then the smallest learning rate."""
     # Rounding makes means equal that differ only by rounding errors.
     ranked = [
-        (score.diverged, -round(score.mean, 6), lr)
+        (score.diverged, -round(metric.gain(score.mean), 6), lr)
         for lr, score in zip(lrs, scores, strict=True)
         if score.mean is not None
     ]
     return min(ranked)[-1] if ranked else None
 
 
-def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult]) -> ArmSearch:
-    scores = tuple(row.accuracy for row in rows)
+def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Metric) -> ArmSearch:
+    scores = tuple(row.score for row in rows)
     warmups = (row.warmup_only_steps for row in rows if row.warmup_only_steps is not None)
-    return ArmSearch(arm, lrs, scores, choose_lr(lrs, scores), next(warmups, None))
+    best = choose_lr(lrs, scores, metric)
+    return ArmSearch(arm, lrs, scores, best, next(warmups, None), metric)
 
 
 def _collect_winners(found: list[ArmSearch]) -> dict[str, float]:

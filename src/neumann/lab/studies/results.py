@@ -5,11 +5,12 @@ counted and named, but left out of the means.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neumann.lab.metrics import ACCURACY, Metric, choose_metric
 from neumann.lab.storage import reading
 from neumann.lab.storage.run_files import Summary, read_run_files
 from neumann.lab.studies import statistics
@@ -24,20 +25,23 @@ class FinishedRun:
     """A run that has ended, by finishing or by diverging."""
 
     folder: Path
-    accuracy: float  # %; NaN if it diverged
+    metric: Metric  # what it is scored by
+    score: float  # NaN if it diverged
     steps_to_target: int | None
     epochs_to_target: float | None
     seconds: float | None  # of training; None if it diverged
+    extras: Mapping[str, float] = field(default_factory=dict)  # of the metric, by key
 
 
 @dataclass(frozen=True)
 class ArmResult:
     arm: str
     runs: dict[int, FinishedRun]  # by seed
-    accuracy: Interval  # %
-    difference: Difference | None  # percentage points, first arm minus this one; None for the first
+    score: Interval  # in the unit of the metric
+    difference: Difference | None  # by how much the first arm is better; None for the first
     seconds: float | None  # of training, mean over seeds
     warmup_only_steps: int | None  # steps of a run, if a Neumann arm never left its warm-up
+    extras: Mapping[str, Interval] = field(default_factory=dict)  # of the metric, by key
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ class Comparison:
     folder: Path
     rows: tuple[ArmResult, ...]
     seeds: int  # requested for each arm; fewer may have finished
-    target: float | None  # %
+    target: float | None  # in the unit of the metric
     hidden: int  # finished runs of arms and seeds that were not requested
+    metric: Metric = ACCURACY
 
     @property
     def missing(self) -> int:
@@ -60,9 +65,9 @@ class Comparison:
 
     def state_verdicts(self) -> list[str]:
         """One sentence for each arm but the first."""
-        first = self.rows[0].arm
+        first, unit = self.rows[0].arm, self.metric.difference_unit
         return [
-            describe_difference(first, row.arm, row.difference)
+            describe_difference(first, row.arm, row.difference, unit)
             for row in self.rows
             if row.difference
         ]
@@ -87,43 +92,54 @@ class Comparison:
 def read_comparison(folder: Path) -> Comparison:
     content = read_comparison_file(folder)
     seeds, target = content["seeds"], content["target"]
+    metric = choose_metric(content.get("settings", {}))
     rows: list[ArmResult] = []
     for arm in content["arms"]:
-        rows.append(_summarize_arm(folder, arm, seeds, rows[0] if rows else None))
+        rows.append(_summarize_arm(folder, arm, seeds, rows[0] if rows else None, metric))
     shown = {run.folder for row in rows for run in row.runs.values()}
     finished = {summary.parent for summary in folder.glob(f"*/seed-*/{reading.SUMMARY}")}
-    return Comparison(folder, tuple(rows), seeds, target, len(finished - shown))
+    return Comparison(folder, tuple(rows), seeds, target, len(finished - shown), metric)
 
 
-def _summarize_arm(folder: Path, arm: str, seeds: int, first: ArmResult | None) -> ArmResult:
+def _summarize_arm(
+    folder: Path, arm: str, seeds: int, first: ArmResult | None, metric: Metric
+) -> ArmResult:
     runs = {
         seed: run
         for seed in range(seeds)
-        if (run := read_finished_run(get_run_folder(folder, arm, seed))) is not None
+        if (run := read_finished_run(get_run_folder(folder, arm, seed), metric)) is not None
     }
-    accuracies, difference = _accuracies(runs), None
+    difference = None
     if first is not None:
-        pairs = statistics.select_common_seeds(_accuracies(first.runs), accuracies)
+        pairs = statistics.select_common_seeds(_list_gains(first.runs), _list_gains(runs))
         difference = statistics.paired_difference(*pairs)
-    accuracy = statistics.mean_interval(list(accuracies.values()))
+    score = statistics.mean_interval([run.score for run in runs.values()])
+    extras = {
+        extra.key: statistics.mean_interval(found)
+        for extra in metric.extras
+        if (found := [run.extras[extra.key] for run in runs.values() if extra.key in run.extras])
+    }
     times = [run.seconds for run in runs.values() if run.seconds is not None]
     seconds = sum(times) / len(times) if times else None
-    return ArmResult(arm, runs, accuracy, difference, seconds, _warmup_only_steps(arm, runs))
+    warmup = _warmup_only_steps(arm, runs)
+    return ArmResult(arm, runs, score, difference, seconds, warmup, extras)
 
 
-def _accuracies(runs: dict[int, FinishedRun]) -> dict[int, float]:
-    return {seed: run.accuracy for seed, run in runs.items()}
+def _list_gains(runs: dict[int, FinishedRun]) -> dict[int, float]:
+    return {seed: run.metric.gain(run.score) for seed, run in runs.items()}
 
 
-def read_finished_run(folder: Path) -> FinishedRun | None:
+def read_finished_run(folder: Path, metric: Metric) -> FinishedRun | None:
     """Read the result of a run, or None if it has not ended."""
     if not reading.is_finished(folder):
         return None
     result = read_run_files(folder).result
     if not isinstance(result, Summary):
-        return FinishedRun(folder, math.nan, None, None, None)
+        return FinishedRun(folder, metric, math.nan, None, None, None)
     rest = result.steps_to_target, result.epochs_to_target, result.seconds
-    return FinishedRun(folder, float(result.accuracy), *rest)
+    found = {extra.key: getattr(result, extra.key) for extra in metric.extras}
+    extras = {key: float(value) for key, value in found.items() if value is not None}
+    return FinishedRun(folder, metric, float(getattr(result, metric.key)), *rest, extras)
 
 
 def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
@@ -137,7 +153,7 @@ def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
 
 def _warmup_only_steps(arm: str, runs: dict[int, FinishedRun]) -> int | None:
     # All seeds have the same phases, so the first run that did not diverge speaks for the arm.
-    run = next((run for run in runs.values() if math.isfinite(run.accuracy)), None)
+    run = next((run for run in runs.values() if math.isfinite(run.score)), None)
     if run is None or arm.partition(":")[0] != "neumann":
         return None
     return count_warmup_only_steps(reading.read_metrics(run.folder))

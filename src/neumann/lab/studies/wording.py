@@ -15,9 +15,9 @@ def describe_warmup_only(arm: str, steps: int) -> str:
     return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
 
 
-def describe_difference(a: str, b: str, difference: Difference) -> str:
-    """Describe the result of paired_difference(a, b), in percentage points, in one sentence."""
-    sentence = _describe_pairs(a, b, difference)
+def describe_difference(a: str, b: str, difference: Difference, unit: str = "points") -> str:
+    """Describe in one sentence by how much a is better than b, in percentage points or nats."""
+    sentence = _describe_pairs(a, b, difference, unit)
     failures = [
         f"{name} diverged in {count} of {difference.pairs} runs"
         for name, count in ((a, difference.diverged_a), (b, difference.diverged_b))
@@ -29,7 +29,7 @@ def describe_difference(a: str, b: str, difference: Difference) -> str:
     return f"{' and '.join(failures)}; {rest}"
 
 
-def _describe_pairs(a: str, b: str, difference: Difference) -> str:
+def _describe_pairs(a: str, b: str, difference: Difference, unit: str) -> str:
     """Describe the seeds in which neither arm diverged."""
     mean, n = difference.mean, difference.n
     if mean is None:
@@ -38,7 +38,7 @@ def _describe_pairs(a: str, b: str, difference: Difference) -> str:
         seeds = "the one seed they share" if n == 1 else f"each of {n} seeds"
         return f"{a} and {b} are equal in {seeds}"
     place = "ahead of" if mean > 0 else "behind"
-    ahead, size = f"{a} is {place} {b} by", f"{_format(abs(mean))} points"
+    ahead, size = f"{a} is {place} {b} by", f"{_format(abs(mean))} {unit}"
     if difference.low is None or difference.high is None:
         return f"{ahead} {size} on one seed, which says nothing about chance (n = 1)"
     if difference.p is None:
@@ -51,7 +51,7 @@ def _describe_pairs(a: str, b: str, difference: Difference) -> str:
         mean = abs(mean)
     few = f", only {n} seeds" if n < FEW_SEEDS else ""
     evidence = f"(n = {n}, p {_format_p(difference.p, threshold)}{few})"
-    return f"{ahead} {_format(mean, half)} ± {_format(half, half)} points {evidence}"
+    return f"{ahead} {_format(mean, half)} ± {_format(half, half)} {unit} {evidence}"
 
 
 def _format(value: float, half: float | None = None) -> str:

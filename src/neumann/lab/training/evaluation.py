@@ -1,14 +1,15 @@
-"""Loss and accuracy over a split, at the weights that the model currently holds.
+"""Loss, accuracy and for text bits per byte over a split, at the weights the model holds now.
 
 With BatchNorm the test set is scored twice: with the running statistics, which were gathered at
 other weights, and with statistics recalibrated at the weights that are evaluated.
 """
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from neumann.lab.config import TrainConfig
@@ -20,13 +21,27 @@ from neumann.lab.training.processes import Process, sum_over_processes
 from neumann.optim import recalibrate_batchnorm
 
 RECALIBRATION_EXAMPLES = 5_000
+MAX_LOGITS = 2**28  # at once, 1 GiB in float32; only text has that many
+MAX_EXPONENT = 700  # of e, within floats
 
 
 @dataclass(frozen=True)
 class Score:
     loss: float  # mean cross-entropy, nats
     accuracy: float  # %
-    examples: int  # or characters
+    examples: int  # or tokens
+    bits_per_byte: float | None = None  # of text
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < MAX_EXPONENT else math.inf
+
+    def as_fields(self) -> dict[str, float]:
+        """What the records hold of it."""
+        found = {"loss": self.loss, "accuracy": self.accuracy}
+        if self.bits_per_byte is not None:
+            found |= {"perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        return found
 
 
 def evaluate_twice(
@@ -34,7 +49,9 @@ def evaluate_twice(
 ) -> tuple[Score, Score | None]:
     """Score the test set with running and, if there is BatchNorm, recalibrated statistics."""
     batch = min(max(config.batch_size, 512), 4096)  # a larger one saves no time
-    arguments = (dataset.test, batch, process, autocast())
+    if dataset.kind == "text":
+        batch = min(batch, max(MAX_LOGITS // (dataset.shape[0] * dataset.classes), 1))
+    arguments = (dataset.test, batch, process, autocast(), dataset.token_bytes)
     score = evaluate(model, *arguments)
     if not has_batchnorm(model):
         return score, None
@@ -55,12 +72,16 @@ def evaluate(
     batch_size: int,
     process: Process,
     autocast: contextlib.AbstractContextManager[object],
+    token_bytes: Tensor | None = None,
 ) -> Score:
-    """Score the model in evaluation mode; every example counts once over all processes."""
+    """Score the model in evaluation mode; every example counts once over all processes.
+
+    `token_bytes` (classes,) has the bytes of each token of a text.
+    """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, examples
+    sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, correct, examples, bytes
     plan = Plan(batch_size, rank=process.rank, ranks=process.ranks, train=False)
     try:
         # A sharded model needs every process to run every batch. So a process without examples in
@@ -76,8 +97,11 @@ def evaluate(
                     sums[0] += cross_entropy(logits, labels, reduction="sum")
                     sums[1] += (logits.argmax(-1) == labels).sum()
                     sums[2] += len(labels)
+                    if token_bytes is not None:
+                        sums[3] += token_bytes[labels].sum()
             previous = pieces or previous
     finally:
         model.train(was_training)
-    loss, correct, examples = sum_over_processes(sums, process).tolist()
-    return Score(loss / examples, 100 * correct / examples, round(examples))
+    loss, correct, examples, length = sum_over_processes(sums, process).tolist()
+    bits = None if token_bytes is None else loss / math.log(2) / length
+    return Score(loss / examples, 100 * correct / examples, round(examples), bits)

@@ -24,6 +24,7 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
+from neumann.lab.metrics import choose_metric
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
 from neumann.lab.storage import strict_json
@@ -97,7 +98,7 @@ class Training:
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step = 0  # completed steps
         self.clock = TrainingClock(self.device)
-        self._target_step: int | None = None  # the first step at or above the target accuracy
+        self._target_step: int | None = None  # the first step that reached the target
         self._losses = RunningLoss(self.device, process)
         self._last_epoch: Line = {}
         self._write: Observer = lambda line: None  # the leader sets it during a run
@@ -128,6 +129,7 @@ class Training:
                 raise Diverged(**dataclasses.asdict(files.result))
             if files.result is not None:
                 return files.result
+            self._metric = choose_metric(files.config)  # of the folder, which may be an older one
             self._resume(files)
             return self._train_and_record(observe)
 
@@ -145,7 +147,7 @@ class Training:
             raise
         finally:
             self._gradients.release()
-        self._on_leader(lambda: self._records.finish(dataclasses.asdict(summary)))
+        self._on_leader(lambda: self._records.finish(summary.as_record()))
         return summary
 
     def _train(self) -> Summary:
@@ -186,6 +188,8 @@ class Training:
         return Summary(
             accuracy=last["accuracy"],
             accuracy_recalibrated=last["accuracy_recalibrated"],
+            perplexity=last.get("perplexity"),
+            bits_per_byte=last.get("bits_per_byte"),
             loss=last["loss"],
             train_loss=last["train_loss"],
             steps=self.step,
@@ -251,13 +255,13 @@ class Training:
         if done % self.config.eval_every == 0 or done == self.config.epochs:
             score, recalibrated = self.evaluate()
             line |= {
-                "loss": score.loss,
-                "accuracy": score.accuracy,
+                **score.as_fields(),
                 "accuracy_recalibrated": None if recalibrated is None else recalibrated.accuracy,
             }
-            target = self.config.target
-            if target is not None and self._target_step is None and score.accuracy >= target:
-                self._target_step = self.step
+            metric, target = self._metric, self.config.target
+            if target is not None and self._target_step is None:
+                reached = metric.is_reached(line[metric.key], target)
+                self._target_step = self.step if reached else None
         self._write(line)
         if not math.isfinite(line.get("loss", 0.0)):  # the last step overshot
             raise self._make_diverged(self.step)

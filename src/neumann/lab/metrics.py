@@ -1,0 +1,94 @@
+"""What a run is scored by: accuracy, or for text the loss with perplexity and bits per byte.
+
+The rest of the lab asks the metric for a value's key in the records, its name, unit and digits, and
+which of two values is better, and does not need to know which one it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number in the records of a run."""
+
+    key: str  # in the summary and in the line of an epoch
+    name: str
+    unit: str  # empty if it has none
+    digits: int  # after the point
+    phrase: str  # for sentences, with {} for the number
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+    def format(self, value: float) -> str:
+        return f"{value:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Metric(Quantity):
+    """The quantity that decides which run is better."""
+
+    short: str  # its name beside the training loss
+    difference_unit: str
+    higher_is_better: bool
+    extras: tuple[Quantity, ...] = ()  # shown next to it, wherever it is
+    plotted: tuple[Quantity, ...] = ()  # over the epochs, after it
+
+    def gain(self, value: float) -> float:
+        """Turn a value into one that is higher for better runs."""
+        return value if self.higher_is_better else -value
+
+    def is_reached(self, value: float, target: float) -> bool:
+        return self.gain(value) >= self.gain(target)
+
+    def format_target(self, target: float) -> str:
+        return f"{target:g} {self.unit}"
+
+    def describe(self, values: Mapping[str, Any]) -> str:
+        """Name the value and the extras of one run: "accuracy 91.23 %"."""
+        parts = [f"{self.name} {self.format(values[self.key])} {self.unit}"]
+        return ", ".join([*parts, *self.list_extras(values)])
+
+    def list_extras(self, values: Mapping[str, Any]) -> list[str]:
+        found = [(extra, values.get(extra.key)) for extra in self.extras]
+        return [e.phrase.format(e.format(v)) for e, v in found if isinstance(v, int | float)]
+
+
+CROSS_ENTROPY = Quantity("loss", "loss", "nats", 4, "a loss of {} nats")
+ACCURACY = Metric(
+    "accuracy",
+    "accuracy",
+    "%",
+    2,
+    "{} % accuracy",
+    short="accuracy",
+    difference_unit="points",
+    higher_is_better=True,
+    plotted=(CROSS_ENTROPY,),
+)
+PERPLEXITY = Quantity("perplexity", "perplexity", "", 2, "perplexity {}")
+BITS_PER_BYTE = Quantity("bits_per_byte", "bits per byte", "", 4, "{} bits per byte")
+LOSS = Metric(
+    "loss",
+    "loss",
+    "nats per token",
+    4,
+    "a loss of {} nats per token",
+    short="evaluated loss",
+    difference_unit="nats",
+    higher_is_better=False,
+    extras=(PERPLEXITY, BITS_PER_BYTE),
+    plotted=(BITS_PER_BYTE,),  # the perplexity would be the curve of the loss on another axis
+)
+
+
+def choose_metric(settings: Mapping[str, Any]) -> Metric:
+    """Choose by the settings of a run or a study.
+
+    Records of text from before `tokens` was a setting keep the accuracy that they were scored by.
+    """
+    text = str(settings.get("data", "")).startswith("text:")
+    return LOSS if text and "tokens" in settings else ACCURACY
