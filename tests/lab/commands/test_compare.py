@@ -27,6 +27,16 @@ def test_prints_progress_table_and_places(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_report")
+def test_logs_progress_inside_a_long_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("neumann.lab.commands.progress.LOG_SECONDS", 0.0)
+    words = ["compare", "--arms", "sgd", "--seeds", "1", "--epochs", "2", "--log-every", "11"]
+    assert main([*words, "--output", str(tmp_path / "x")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"0/1  sgd  seed 0  epoch 0\.5/2 loss \d\.\d{3}", lines[0])
+    assert re.fullmatch(r"1/1  sgd  seed 0  \d+\.\d\d %", lines[-1])
+
+
+@pytest.mark.usefixtures("no_report")
 def test_prints_notes_below_the_table(tmp_path, capsys):
     words = ["compare", "--epochs", "1", "--output", str(tmp_path)]
     assert main([*words, "--arms", "neumann", "sgd", "adamw", "--seeds", "2"]) == 0

@@ -23,6 +23,8 @@ from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
+LOG_SECONDS = 30.0  # between two lines about an unfinished run
+
 
 def _open_bar(console: Console, before: str, *after: str) -> Progress:
     """A bar between texts, which may name the fields of its task."""
@@ -119,7 +121,7 @@ def show_study(
     prefix = f"{title} " if title else ""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield StudyLog(prefix)
+        yield StudyLog(prefix, epochs or config.epochs)
         return
     count = "{task.fields[prefix]}{task.fields[ended]}/{task.fields[all]}"
     with _open_bar(console, count, "{task.description}") as bar:
@@ -144,7 +146,7 @@ class _StudyBar(StudyObserver):
         self._unfinished[key] = line["epoch"] / self._epochs
         if "accuracy" in line:
             self._scores[key] = f" {_format_score(self._metric, line[self._metric.key])}"
-        place = f"epoch {math.ceil(line['epoch'])}/{self._epochs}"
+        place = _describe_place(line, self._epochs)
         self._update(description=f"{arm} seed {seed} {place}{self._scores.get(key, '')}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
@@ -158,20 +160,35 @@ class _StudyBar(StudyObserver):
 
 
 class StudyLog(StudyObserver):
-    """Logs a line for each run."""
+    """Logs a line for each run, and for a long one a line every half minute."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix, self._ended, self._total = prefix, 0, 0
+    def __init__(self, prefix: str, epochs: int) -> None:
+        self._prefix, self._epochs, self._ended, self._total = prefix, epochs, 0, 0
+        self._logged: dict[RunKey, float] = {}  # when a run began, or was mentioned last
 
     def on_start(self, finished: int, total: int) -> None:
         self._ended, self._total = finished, total
         if finished:
             _log(f"{self._prefix}{finished}/{total}  finished before")
 
+    def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._logged.setdefault((arm, seed), now) < LOG_SECONDS:
+            return
+        self._logged[arm, seed] = now
+        count = f"{self._prefix}{self._ended}/{self._total}"
+        _log(f"{count}  {arm}  seed {seed}  {_describe_place(line, self._epochs)}")
+
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
         count = f"{self._prefix}{self._ended}/{self._total}"
         _log(f"{count}  {arm}  seed {seed}  {_format_result(result)}")
+
+
+def _describe_place(line: dict[str, Any], epochs: int) -> str:
+    """Where a run is, and its training loss if the line names it."""
+    loss = line.get("train_loss")
+    return f"epoch {line['epoch']:.1f}/{epochs}" + ("" if loss is None else f" loss {loss:.3f}")
 
 
 def _format_result(result: FinishedRun) -> str:
