@@ -21,6 +21,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, StopAgreement, run_on_leader
 from neumann.lab.training.records import Diverged
 from tests.support.programs import run_ranks
+from tests.support.texts import make_documents, write_documents
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 CHECKED = Path(__file__).parents[2] / "support" / "check_threads_end.py"
@@ -90,6 +91,21 @@ def test_sharding_a_model_with_lists_of_layers_and_shared_weights(two, tmp_path)
     two.run(train, IMAGES, tmp_path / "copied", **changes)
     two.run(train, IMAGES, tmp_path / "sharded", fsdp=True, **changes)
     assert losses(tmp_path / "sharded") == pytest.approx(losses(tmp_path / "copied"), rel=1e-3)
+
+
+def test_two_processes_share_the_tokens_of_a_text(two, tmp_path):
+    """The leader alone learns the vocabulary; the scores count every token of the text once."""
+    text = write_documents(tmp_path / "pages.txt", make_documents(40))
+    changes = {"data": f"text:{text}", "tokens": "bpe:300", "context": 16, "batch_size": 16}
+    changes |= {"model": "gpt:width=32,depth=1,heads=2", "opt": "sgd", "epochs": 1}
+    for name, options in (("copied", {}), ("sharded", {"fsdp": True})):
+        two.run(train, IMAGES, tmp_path / name, **changes, **options)
+    train(IMAGES, tmp_path / "alone", **changes)
+    expected = read_summary(tmp_path / "alone")
+    for name in ("copied", "sharded"):
+        found = read_summary(tmp_path / name)
+        for key in ("loss", "perplexity", "bits_per_byte"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-4)
 
 
 def test_sharding_and_batchnorm(two, tmp_path):
