@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners.diagonal import Diagonal
+from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.preconditioners.momentum import Momentum
-from neumann.optim.preconditioners.orthogonalization import is_matrix, orthogonalize_many
+from neumann.optim.preconditioners.orthogonalization import (
+    is_matrix,
+    orthogonalize_batches,
+    orthogonalize_many,
+)
 from neumann.optim.preconditioners.protocol import Preconditioner, States, is_preconditioner
 from neumann.validation import require_positive
 
@@ -25,11 +30,15 @@ VECTOR = "vector_"  # prefix of the state that `vectors` keeps
 
 @dataclass(frozen=True)
 class Spectral:
-    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else."""
+    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else.
+
+    With a `view`, every parameter holds matrices as the view says.
+    """
 
     scale: float = 0.2  # root mean square of a direction
     vectors: Preconditioner = field(default_factory=Diagonal)
     before: Preconditioner | None = field(default_factory=Momentum)
+    view: MatrixView = WHOLE  # where the matrices of a parameter are
 
     name = "spectral"
 
@@ -39,17 +48,25 @@ class Spectral:
             if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
 
+    def __repr__(self) -> str:
+        """A checkpoint names P by this; the view is left out where there is none, as in 0.1."""
+        view = "" if self.view == WHOLE else f", view={self.view!r}"
+        return f"Spectral(scale={self.scale}, vectors={self.vectors}, before={self.before}{view})"
+
     def elementwise(self, parameter: Tensor) -> bool:
         """True unless the parameter is a matrix."""
-        return not is_matrix(parameter)
+        return self.view == WHOLE and not is_matrix(parameter)
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
         """Nothing for a matrix: its direction depends on the gradient alone."""
         if not self.elementwise(parameter):
+            self.view.split(parameter)  # raises if the parameter holds no such matrices
             return {}
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        if self.view != WHOLE:
+            return self._apply_view(gradients)
         matrices: dict[int, Tensor] = {}
         rest: dict[int, dict[str, Tensor]] = {}
         for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
@@ -66,6 +83,28 @@ class Spectral:
             others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
             found.update(zip(rest, others, strict=True))
         return [found[i] for i in range(len(gradients))]
+
+    def _apply_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Orthogonalize each matrix that the view finds, and put them back together."""
+        split = [self.view.split(gradient) for gradient in gradients]
+        batches = dict(enumerate(batch for parts in split for batch in parts))
+        tall = {i for i, b in batches.items() if b.shape[1] > b[0, 0].numel()}
+        wide = {
+            i: batch.flatten(2).mT if i in tall else batch.flatten(2)
+            for i, batch in batches.items()
+        }
+        found = orthogonalize_batches(wide)
+        sides = [self.scale * max(found[i].shape[1:]) ** 0.5 for i in found]
+        torch._foreach_mul_(list(found.values()), sides)
+        directions, position = [], 0
+        for gradient, parts in zip(gradients, split, strict=True):
+            results = []
+            for batch in parts:
+                result = found[position].mT if position in tall else found[position]
+                results.append(result.reshape(batch.shape))
+                position += 1
+            directions.append(torch.empty_like(gradient).copy_(self.view.join(results, gradient)))
+        return directions
 
 
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
