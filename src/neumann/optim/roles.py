@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
 
 from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 
@@ -166,7 +166,7 @@ def _match_patterns(overrides: Mapping[str, str], names: list[str]) -> dict[str,
 
 def _refuse_untrainable(name: str, parameter: Tensor) -> None:
     """Raise for a parameter that cannot be trained as it is."""
-    if parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if parameter.is_meta or isinstance(parameter, UninitializedParameter):
         raise ValueError(
             f"{name} has no data yet (meta or lazy): materialize the model first, for example "
             "with model.to_empty(device=…) and its initialization, or one forward pass"
@@ -267,7 +267,7 @@ def _find_outputs(model: nn.Module) -> set[nn.Module]:
 
 
 def _has_outputs(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | _CONVOLUTIONS[0] | _CONVOLUTIONS[1] | _CONVOLUTIONS[2])
+    return isinstance(module, (nn.Linear, *_CONVOLUTIONS))
 
 
 def _modules_outside_lists(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -323,9 +323,8 @@ def _fused_view(
     """The view of a linear layer, which may hold several projections."""
     parts: int | tuple[int, ...] = 1
     heads = _read_count(owner.parent, "num_heads", "num_attention_heads")
-    if owner.layer in _FUSED_TWO and outputs % 2 == 0:
-        parts = 2
-    elif owner.layer == "c_attn" and outputs == 2 * inputs:  # GPT-2's keys and values of another
+    crossed = owner.layer == "c_attn" and outputs == 2 * inputs  # keys and values of an encoder
+    if crossed or (owner.layer in _FUSED_TWO and outputs % 2 == 0):
         parts = 2
     elif owner.layer in _FUSED_QKV:
         of_keys = _read_count(owner.parent, "num_key_value_heads", "num_kv_heads")
@@ -360,8 +359,3 @@ def _read_count(module: nn.Module | None, *names: str) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
-
-
-def count_elements(assignments: list[Assignment]) -> int:
-    """The number of weights in these parameters."""
-    return sum(torch.Size(a.parameter.shape).numel() for a in assignments)

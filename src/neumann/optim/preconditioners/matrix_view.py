@@ -45,7 +45,7 @@ class MatrixView:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} holds no matrix")
         if self.groups > 1:
             self._require_divisible(tensor, matrices.shape[1], self.groups, "groups")
-            matrices = matrices.unflatten(1, (self.groups, -1)).flatten(0, 1)
+            matrices = torch.unflatten(matrices, 1, (self.groups, -1)).flatten(0, 1)
         if self.transposed:
             matrices = matrices.transpose(1, 2)
         return [self._split_heads(part, tensor) for part in self._split_parts(matrices, tensor)]
@@ -53,7 +53,7 @@ class MatrixView:
     def join(self, batches: Sequence[Tensor], like: Tensor) -> Tensor:
         """The tensor whose batches of matrices these are, in the shape of another one."""
         count = self.groups * (len(like) if self.stacked else 1)
-        parts = [batch.unflatten(0, (count, -1)).flatten(1, 2) for batch in batches]
+        parts = [torch.unflatten(batch, 0, (count, -1)).flatten(1, 2) for batch in batches]
         matrices = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         if self.transposed:
             matrices = matrices.transpose(1, 2)
@@ -69,14 +69,13 @@ class MatrixView:
                 f"parts of {self.parts} do not add up to the {outputs} outputs of a tensor of "
                 f"shape {tuple(tensor.shape)}"
             )
-        return list(matrices.split(self.parts, 1))
+        return list(torch.split(matrices, list(self.parts), 1))
 
     def _split_heads(self, part: Tensor, tensor: Tensor) -> Tensor:
         if self.heads == 1:
             return part
         self._require_divisible(tensor, part.shape[1], self.heads, "heads")
-        heads: Tensor = part.unflatten(1, (self.heads, -1)).flatten(0, 1)
-        return heads
+        return torch.unflatten(part, 1, (self.heads, -1)).flatten(0, 1)
 
     def _require_divisible(self, tensor: Tensor, size: int, count: int, what: str) -> None:
         if size % count:

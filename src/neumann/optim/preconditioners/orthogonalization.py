@@ -56,7 +56,7 @@ def orthogonalize_batches(matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for chosen in make_batches(matrices):
         counts = [len(matrices[i]) for i in chosen]
-        results = orthogonalize(_stack([matrices[i] for i in chosen])).split(counts)
+        results = torch.split(orthogonalize(_stack([matrices[i] for i in chosen])), counts)
         for i, result in zip(chosen, results, strict=True):
             rows, columns = matrices[i].shape[1:]
             found[i] = result[:, :rows, :columns]
@@ -104,7 +104,7 @@ def _stack(matrices: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(matrices))
     counts = [shape[0] for shape in shapes]
     stack = matrices[0].new_zeros(sum(counts), rows, columns)
-    for place, matrix, shape in zip(stack.split(counts), matrices, shapes, strict=True):
+    for place, matrix, shape in zip(torch.split(stack, counts), matrices, shapes, strict=True):
         place[:, : shape[1], : shape[2]].copy_(matrix)
     return stack
 
