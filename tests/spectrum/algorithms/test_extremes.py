@@ -27,7 +27,7 @@ from tests.support.small_networks import (
     trained,
 )
 
-NETWORKS, GROUP = 50, 10  # tests/soak draws thousands more
+NETWORKS, GROUP = 30, 10  # tests/soak draws thousands more
 
 
 @pytest.mark.slow

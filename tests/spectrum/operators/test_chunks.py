@@ -115,14 +115,14 @@ def test_means_over_something_else_are_refused(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("drop", [0.0, 0.1])
-@pytest.mark.parametrize("kind", CURVATURES)
-def test_dropout_and_rounding_are_accepted(kind, drop, dtype):
+def test_dropout_and_rounding_are_accepted(drop, dtype):
     model, pair = Normalized(drop, mixes=False).to(dtype), data(64, dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for step in range(301):
         if step % 100 == 0:  # towards a gradient that is a small difference of larger numbers
-            operator = kind(model, cross_entropy, batch=pair, chunk=(1, 7, 32)[step % 3])
-            assert torch.isfinite(multiply_ones(operator)).all()
+            for kind in CURVATURES:
+                operator = kind(model, cross_entropy, batch=pair, chunk=(1, 7, 32)[step % 3])
+                assert torch.isfinite(multiply_ones(operator)).all()
         optimizer.zero_grad()
         cross_entropy(model(pair[0]), pair[1]).backward()
         optimizer.step()
