@@ -97,3 +97,16 @@ def test_a_view_that_does_not_fit(view, shape, message):
 def test_bad_views(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         MatrixView(**options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scaled_by_norm_every_matrix_changes_its_outputs_alike(name):
+    """The singular values of a direction are about scale · √(outputs / inputs)."""
+    view, shape, by_hand = CASES[name]
+    torch.manual_seed(0)
+    (direction,) = Spectral(scale=3.0, view=view, scaling="norm").apply([torch.randn(shape)], [{}])
+    for matrix in by_hand(direction):
+        size = (matrix.shape[0] / matrix.shape[1]) ** 0.5
+        values = torch.linalg.svdvals(matrix) / (3 * size)
+        assert values.min() > 0.6
+        assert values.max() < 1.3

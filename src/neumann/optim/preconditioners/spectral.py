@@ -3,13 +3,19 @@
 For G = UΣVᵀ it gives UVᵀ: every singular direction of a layer's gradient counts the same, whatever
 its singular value. This is Shampoo's (GGᵀ)^{-1/4} G (GᵀG)^{-1/4} without memory.
 
-An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
-directions of all matrices have the same root mean square. Biases and normalization parameters get
-the diagonal preconditioner, scaled to the same size, so that one learning rate suits all tensors.
+An orthogonal matrix of m outputs and n inputs has elements of root mean square 1/√max(m, n), and
+every singular value is 1. Two scalings are in use:
+
+    "rms"    √max(m, n)    all directions have the same root mean square, as Adam's have
+    "norm"   √(m/n)        all directions change a layer's outputs by the same amount
+
+Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
+square, so that one learning rate suits all tensors.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,8 +29,9 @@ from neumann.optim.preconditioners.orthogonalization import (
     orthogonalize_many,
 )
 from neumann.optim.preconditioners.protocol import Preconditioner, States, is_preconditioner
-from neumann.validation import require_positive
+from neumann.validation import require, require_positive
 
+Scaling = Literal["rms", "norm"]
 VECTOR = "vector_"  # prefix of the state that `vectors` keeps
 
 
@@ -35,23 +42,27 @@ class Spectral:
     With a `view`, every parameter holds matrices as the view says.
     """
 
-    scale: float = 0.2  # root mean square of a direction
+    scale: float = 0.2  # root mean square of a direction, or its norm
     vectors: Preconditioner = field(default_factory=Diagonal)
     before: Preconditioner | None = field(default_factory=Momentum)
     view: MatrixView = WHOLE  # where the matrices of a parameter are
+    scaling: Scaling = "rms"
 
     name = "spectral"
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
+        known = self.scaling in get_args(Scaling)
+        require(known, "scaling", self.scaling, " or ".join(map(repr, get_args(Scaling))))
         for option, given in (("vectors", self.vectors), ("before", self.before)):
             if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
 
     def __repr__(self) -> str:
         """A checkpoint names P by this; the view is left out where there is none, as in 0.1."""
-        view = "" if self.view == WHOLE else f", view={self.view!r}"
-        return f"Spectral(scale={self.scale}, vectors={self.vectors}, before={self.before}{view})"
+        more = "" if self.view == WHOLE else f", view={self.view!r}"
+        more += "" if self.scaling == "rms" else f", scaling={self.scaling!r}"
+        return f"Spectral(scale={self.scale}, vectors={self.vectors}, before={self.before}{more})"
 
     def elementwise(self, parameter: Tensor) -> bool:
         """True unless the parameter is a matrix."""
@@ -77,12 +88,17 @@ class Spectral:
                 matrices[index] = gradient
         found = orthogonalize_many(matrices)
         if found:
-            scales = [self.scale * _longer_side(matrices[i]) ** 0.5 for i in found]
+            scales = [self._size(len(matrices[i]), matrices[i][0].numel()) for i in found]
             torch._foreach_mul_(list(found.values()), scales)
         if rest:
             others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
             found.update(zip(rest, others, strict=True))
         return [found[i] for i in range(len(gradients))]
+
+    def _size(self, outputs: int, inputs: int) -> float:
+        """What an orthogonal matrix of this shape is multiplied by."""
+        squared = max(outputs, inputs) if self.scaling == "rms" else outputs / inputs
+        return float(self.scale * squared**0.5)
 
     def _apply_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Orthogonalize each matrix that the view finds, and put them back together."""
@@ -94,8 +110,8 @@ class Spectral:
             for i, batch in batches.items()
         }
         found = orthogonalize_batches(wide)
-        sides = [self.scale * max(found[i].shape[1:]) ** 0.5 for i in found]
-        torch._foreach_mul_(list(found.values()), sides)
+        scales = [self._size(batches[i].shape[1], batches[i][0, 0].numel()) for i in found]
+        torch._foreach_mul_(list(found.values()), scales)
         directions, position = [], 0
         for gradient, parts in zip(gradients, split, strict=True):
             results = []
@@ -110,8 +126,3 @@ class Spectral:
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `vectors` remembers of a parameter; nothing for a matrix."""
     return {key[len(VECTOR) :]: value for key, value in state.items() if key.startswith(VECTOR)}
-
-
-def _longer_side(matrix: Tensor) -> int:
-    """The larger dimension of a tensor seen as a matrix."""
-    return max(matrix.shape[0], matrix.numel() // matrix.shape[0])
