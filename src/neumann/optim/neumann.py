@@ -98,6 +98,7 @@ class Neumann(Optimizer):
     _constructing = False  # the groups are still those given to the constructor
     _explicit: frozenset[str] = frozenset()  # options that the user gave, by name
     _cut_short = False  # the update of the last step failed on the way
+    _has_looked = False  # at what a scheduler has done to the groups, in the first step
     _switching = False  # between the modes: `train` or `eval` was cut short
 
     def __init__(
@@ -283,6 +284,9 @@ class Neumann(Optimizer):
         options.check_agreement(self.param_groups)
         for group in self.param_groups:
             options.check_scheduled(group)
+        if not self._has_looked:
+            options.warn_of_cycled_momentum(self.param_groups)
+            self._has_looked = True
         self._reconcile()
         store = self._store
         groups = self._gather()

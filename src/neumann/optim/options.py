@@ -6,6 +6,7 @@ a bad option never reaches the weights.
 
 import math
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -308,6 +309,17 @@ def check_scheduled(group: Mapping[str, Any]) -> None:
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
     good = is_number(weight_decay) and weight_decay >= 0
     require(good, "weight_decay", weight_decay, "a finite number of at least 0")
+
+
+def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if a scheduler such as OneCycleLR has taken over the momentum."""
+    if any("max_momentum" in group for group in groups):
+        warnings.warn(
+            "a scheduler cycles the momentum, which replaces the peak of μ(t): pass "
+            "cycle_momentum=False to OneCycleLR or CyclicLR unless you want that",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
