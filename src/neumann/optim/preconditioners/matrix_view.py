@@ -8,7 +8,6 @@ looks at each matrix by itself.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,16 +85,17 @@ class MatrixView:
 
     def __str__(self) -> str:
         """The view in a few words, for a table; nothing for a plain matrix."""
-        words: list[Any] = []
+        words = []
         if self.stacked:
             words.append("stacked")
         if self.groups > 1:
             words.append(f"{self.groups} groups")
         if self.transposed:
             words.append("in × out")
-        if self.parts != 1:
-            count = self.parts if isinstance(self.parts, int) else len(self.parts)
-            words.append(f"{count} parts")
+        if isinstance(self.parts, tuple):
+            words.append(f"parts of {', '.join(map(str, self.parts))}")
+        elif self.parts > 1:
+            words.append(f"{self.parts} parts")
         if self.heads > 1:
             words.append(f"{self.heads} heads")
         return ", ".join(words)
