@@ -24,6 +24,7 @@ def test_public_names():
         "Neumann",
         "__version__",
         "guard",
+        "param_groups",
         "recalibrate_batchnorm",
     }
     assert all(hasattr(neumann, name) for name in neumann.__all__)

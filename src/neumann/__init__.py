@@ -4,9 +4,16 @@ The packages: `optim` (the optimizer), `theory`, `spectrum`, `integrations` and 
 check their arguments with `validation`.
 """
 
-from neumann.optim import Neumann, guard, recalibrate_batchnorm
+from neumann.optim import Neumann, guard, param_groups, recalibrate_batchnorm
 from neumann.theory.idealized import IdealizedNeumann
 
 __version__ = "0.1.0"
 
-__all__ = ["IdealizedNeumann", "Neumann", "__version__", "guard", "recalibrate_batchnorm"]
+__all__ = [
+    "IdealizedNeumann",
+    "Neumann",
+    "__version__",
+    "guard",
+    "param_groups",
+    "recalibrate_batchnorm",
+]

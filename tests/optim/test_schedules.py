@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
+from neumann import Neumann
 from neumann.optim.schedules import (
     SCHEDULE_NAMES,
     CosineDecay,
@@ -156,7 +157,7 @@ def test_a_schedule_can_be_built_in_the_middle_of_a_run():
     assert advance(optimizer, schedule, 3) == pytest.approx([0.3, 0.4, 0.5], rel=1e-15)
 
 
-@pytest.mark.parametrize("total_steps", [50, 100])
+@pytest.mark.parametrize("total_steps", [199, 50, 100])
 @pytest.mark.parametrize(
     "build",
     [
@@ -168,8 +169,9 @@ def test_a_schedule_can_be_built_in_the_middle_of_a_run():
     ],
     ids=["scaling", "step", "inverse", "linear", "cosine"],
 )
-def test_a_run_that_ends_inside_the_warm_up_warns(build, total_steps):
-    message = f"total_steps={total_steps} ends inside .* of 100 steps.*lower warmup_epochs"
+def test_a_run_that_is_mostly_warm_up_warns(build, total_steps):
+    covered = "all" if total_steps <= 100 else "most"
+    message = f"of 100 steps covers {covered} of the run's {total_steps}: lower warmup_epochs"
     with pytest.warns(UserWarning, match=message) as caught:
         build(sgd(0.1, warmup_steps=100), total_steps)
     assert [warning.filename for warning in caught] == [__file__]
@@ -178,7 +180,7 @@ def test_a_run_that_ends_inside_the_warm_up_warns(build, total_steps):
 def test_no_warning_if_nothing_is_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1, total_steps=101)
+        InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1, total_steps=200)
         InverseTime(sgd(0.1, warmup_steps=100), decay_steps=1)
         InverseTime(sgd(0.1, warmup_steps=None), decay_steps=1, total_steps=1)
         InverseTime(sgd(0.1), decay_steps=1, total_steps=1)
@@ -294,3 +296,17 @@ def test_a_falling_schedule_can_ramp_from_the_base_rate():
     scheduler = LinearDecay(optimizer, total_steps=8, ramp_steps=4, ramp_from="base", scale=5.0)
     expected = [0.1, 0.2, 0.3, 0.4, 0.5, 0.375, 0.25, 0.125, 0.0]
     assert advance(optimizer, scheduler, 9) == pytest.approx(expected)
+
+
+def test_a_cycled_momentum_is_warned_about():
+    optimizer = Neumann([torch.nn.Parameter(torch.ones(2, 3))], 0.1, precondition="spectral")
+    weight = optimizer.param_groups[0]["params"][0]
+    OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    weight.grad = torch.ones(2, 3)
+    with pytest.warns(UserWarning, match="pass cycle_momentum=False to OneCycleLR"):
+        optimizer.step()
+    optimizer.step()  # says it once
+    quiet = Neumann([torch.nn.Parameter(torch.ones(2, 3))], 0.1, precondition="spectral")
+    OneCycleLR(quiet, max_lr=0.1, total_steps=10, cycle_momentum=False)
+    quiet.step()
+    assert quiet.param_groups[0]["momentum"] == 0.6

@@ -27,6 +27,8 @@ Around it:
     tracing          what torch.compile needs
     write_watch      a warning if something else writes the weights
     diagnostics      what the optimizer is doing, for logs
+    roles            what each parameter of a model is for: hidden matrix, embedding, output, vector
+    groups           parameter groups by role, with the P, decay and scale of each
     schedules        learning rates over a run (μ(t) is in `phases`)
     guard            a warning before displaced weights are saved as a model
     batchnorm        statistics for the evaluation weights
@@ -34,7 +36,8 @@ Around it:
 """
 
 from neumann.optim.batchnorm import recalibrate_batchnorm
+from neumann.optim.groups import param_groups
 from neumann.optim.guard import guard
 from neumann.optim.neumann import Neumann
 
-__all__ = ["Neumann", "guard", "recalibrate_batchnorm"]
+__all__ = ["Neumann", "guard", "param_groups", "recalibrate_batchnorm"]

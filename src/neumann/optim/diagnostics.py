@@ -118,7 +118,8 @@ def diagnose(store: StateStore, options: StepOptions) -> Diagnostics:
 def describe(store: StateStore) -> str:
     """The optimizer in words: where it is in its run, and all options."""
     first, step = store.groups[0], int(store.scalars[CLOCK])
-    phase, t = store.timetable().place(step)
+    timetable = store.timetable()
+    phase, t = timetable.place(max(step, 1)).phase, timetable.place(step).t
     common = ", ".join(f"{name}={first[name]!r}" for name in COMMON)
     lines = [f"Neumann(step={step}, phase={phase.value!r}, t={t}, {common}"]
     for index, group in enumerate(store.groups):

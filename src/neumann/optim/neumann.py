@@ -9,7 +9,7 @@ in `update`.
 A gradient travels p.grad → `StateStore.gather` → the preconditioner → the backend → p.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, overload
@@ -79,7 +79,8 @@ class Neumann(Optimizer):
             memory and traffic of float32 state; it is rounded stochastically.
         precondition: P, which turns gradients into the directions that the series sums: None (the
             paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it;
-            the defaults above follow this one.
+            momentum and the form of weight decay follow the group's own P, warm-up, resets and
+            forces this one, or that of the groups if all have one.
         maximize: maximize the objective instead.
         foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
@@ -95,7 +96,9 @@ class Neumann(Optimizer):
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
     _checkpointing = False  # inside a `checkpointing` block
     _constructing = False  # the groups are still those given to the constructor
+    _explicit: frozenset[str] = frozenset()  # options that the user gave, by name
     _cut_short = False  # the update of the last step failed on the way
+    _has_looked = False  # at what a scheduler has done to the groups, in the first step
     _switching = False  # between the modes: `train` or `eval` was cut short
 
     def __init__(
@@ -130,7 +133,10 @@ class Neumann(Optimizer):
         given = dict(locals())  # every option, by name
         for name in ("self", "params", "process_group", "__class__"):
             del given[name]
-        defaults = options.make_defaults(given)
+        entries: Any = params if isinstance(params, Tensor) else list(params)  # torch refuses one
+        groups = [entry for entry in entries if isinstance(entry, dict)]
+        defaults = options.make_defaults(given, groups)
+        self._explicit = options.find_explicit(given)
         self.process_group = process_group
         self._store = StateStore()
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
@@ -138,7 +144,7 @@ class Neumann(Optimizer):
         self._sharding: Sharding | None  # None: this process has every parameter whole
         self._distance: DistanceTracker
         self._constructing, self._cut_short = True, False
-        super().__init__(params, defaults)
+        super().__init__(entries, defaults)
         self._constructing = False
         if process_group is None and not any(group["params"] for group in self.param_groups):
             raise ValueError("params must hold at least one parameter, got none")
@@ -148,6 +154,7 @@ class Neumann(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = options.to_plain(param_group)
+        options.add_usual_options(group, self._explicit)
         if not isinstance(group["params"], Tensor | set):  # torch refuses sets itself
             group["params"] = list(group["params"])
             taken = {n for known in self.param_groups for n in known.get("param_names", ())}
@@ -158,6 +165,8 @@ class Neumann(Optimizer):
             if not self._constructing:  # a load or the user may have changed what all share
                 group = {**{name: self.param_groups[0][name] for name in options.COMMON}, **group}
         merged = {**self.defaults, **group, **current}
+        if self.param_groups and not self._constructing:
+            self._refuse_mixture(merged)
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
@@ -173,6 +182,13 @@ class Neumann(Optimizer):
             if self.param_groups:
                 self._rebuild()
             raise
+
+    def _refuse_mixture(self, group: Mapping[str, Any]) -> None:
+        """Raise if a group with P would join the paper's defaults without anyone having said so."""
+        paper = any(known["precondition"] is None for known in self.param_groups)
+        forced = has_forces(group) or group["warmup_steps"] or group["reset_steps"]
+        if group["precondition"] is not None and paper and forced:
+            options.refuse_mixture(self._explicit)
 
     def _rebuild(self) -> None:
         """After groups or state have changed: find the sharding, choose a backend, tie scalars."""
@@ -268,6 +284,9 @@ class Neumann(Optimizer):
         options.check_agreement(self.param_groups)
         for group in self.param_groups:
             options.check_scheduled(group)
+        if not self._has_looked:
+            options.warn_of_cycled_momentum(self.param_groups)
+            self._has_looked = True
         self._reconcile()
         store = self._store
         groups = self._gather()
@@ -504,7 +523,12 @@ class Neumann(Optimizer):
         self._reconcile()
         self._distance.finish()
         group = None if self.process_group is None else SharedGroup(self.process_group)
-        own = {"process_group": group, "_switching": self._switching, "_cut_short": self._cut_short}
+        own = {
+            "process_group": group,
+            "_explicit": self._explicit,
+            "_switching": self._switching,
+            "_cut_short": self._cut_short,
+        }
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -6,8 +6,10 @@ a bad option never reaches the weights.
 
 import math
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypedDict, get_type_hints
 
 import torch
@@ -81,6 +83,10 @@ _PRECONDITIONED: Mapping[str, Any] = {
 }
 _SPECTRAL: Mapping[str, Any] = {**_PRECONDITIONED, "momentum": 0.6}
 
+# Of these, what belongs to the whole run: there is one clock and one distance.
+_OF_THE_RUN = ("warmup_epochs", "reset_epochs", "cubic", "repulsive")
+# What torch's schedulers write into a group.
+_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 # Options of the optimizer as a whole, which no group may set.
 _OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
 
@@ -106,17 +112,55 @@ def has_forces(group: Mapping[str, Any]) -> bool:
     return bool(group["cubic"] or group["repulsive"])
 
 
-def make_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def make_defaults(
+    given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The defaults of all groups, from the arguments of the constructor.
 
-    None becomes the default, which depends on `precondition`; epochs become steps.
+    None becomes the default, which depends on `precondition`; epochs become steps. If the groups
+    bring their own preconditioners, the defaults of warm-up, resets and forces follow these.
     """
-    usual = _usual_options(given["precondition"])
+    usual = dict(_usual_options(given["precondition"]))
+    if given["precondition"] is None and groups:
+        chosen = [group.get("precondition") for group in groups]
+        if all(p is not None for p in chosen):
+            usual |= {name: _PRECONDITIONED[name] for name in _OF_THE_RUN}
+        elif any(p is not None for p in chosen):
+            refuse_mixture(find_explicit(given))
     completed = {**given, **{name: usual[name] for name in usual if given[name] is None}}
     defaults = to_plain(_epochs_to_steps(completed))
     defaults["training"] = True
     check_group(defaults)
     return defaults
+
+
+def find_explicit(given: Mapping[str, Any]) -> frozenset[str]:
+    """The options that were given, of those whose default depends on P."""
+    explicit = {name for name in _PAPER if given[name] is not None}
+    for kind in ("warmup", "reset"):
+        if given[f"{kind}_steps"] is not None:
+            explicit.add(f"{kind}_epochs")
+    return frozenset(explicit)
+
+
+def refuse_mixture(explicit: frozenset[str]) -> None:
+    """Raise if groups with and without P would share defaults that only suit the paper's form."""
+    names = {"warmup_epochs": "warmup_steps", "reset_epochs": "reset_steps"}
+    missing = [names.get(name, name) for name in _OF_THE_RUN if name not in explicit]
+    if missing:
+        raise ValueError(
+            "groups with and without a precondition share warm-up, resets and forces: pass "
+            f"{', '.join(missing)} to Neumann (0 suits a preconditioner)"
+        )
+
+
+def add_usual_options(group: dict[str, Any], explicit: frozenset[str]) -> None:
+    """Give a group that has its own P that P's defaults, where nothing was said."""
+    if "precondition" in group:
+        usual = _usual_options(group["precondition"])
+        for name in ("momentum", "decoupled_weight_decay"):
+            if name not in explicit:
+                group.setdefault(name, usual[name])
 
 
 def _usual_options(precondition: Any) -> Mapping[str, Any]:
@@ -207,6 +251,7 @@ def check_group(group: Mapping[str, Any]) -> None:
                 f"{name}={group[name]!r} in a parameter group: the whole optimizer has one clock, "
                 f"so pass {name} to Neumann itself"
             )
+    _refuse_misspelled(group)
     check_scheduled(group)
     for name in ("cubic", "repulsive"):
         value = group[name]
@@ -241,6 +286,15 @@ def check_group(group: Mapping[str, Any]) -> None:
     _check_flags(group)
 
 
+def _refuse_misspelled(group: Mapping[str, Any]) -> None:
+    """Raise for a key that is almost an option. Others may be the user's own, as in torch."""
+    known = {*OWN, *COMMON}
+    for name in group:
+        near = get_close_matches(str(name), known, n=1, cutoff=0.8) if name not in known else []
+        if near and name not in _OF_SCHEDULERS:
+            raise ValueError(f"{name!r} in a parameter group: did you mean {near[0]!r}?")
+
+
 def check_scheduled(group: Mapping[str, Any]) -> None:
     """Raise for bad values of what schedulers change; cheap, and called before every step.
 
@@ -255,6 +309,17 @@ def check_scheduled(group: Mapping[str, Any]) -> None:
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
     good = is_number(weight_decay) and weight_decay >= 0
     require(good, "weight_decay", weight_decay, "a finite number of at least 0")
+
+
+def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if a scheduler such as OneCycleLR has taken over the momentum."""
+    if any("max_momentum" in group for group in groups):
+        warnings.warn(
+            "a scheduler cycles the momentum, which replaces the peak of μ(t): pass "
+            "cycle_momentum=False to OneCycleLR or CyclicLR unless you want that",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:

@@ -22,9 +22,9 @@ states after that; the loaded state brings the schedule's own settings along.
 
 `lr_factor` gives the same rules by name, as a function of the step, without a scheduler object.
 
-How it can fail: a schedule stepped once per epoch ramps and falls far too slowly. A run shorter
-than the SGD warm-up of `Neumann` never reaches its iteration; a schedule that knows `total_steps`
-warns about it.
+How it can fail: a schedule stepped once per epoch ramps and falls far too slowly. If the
+SGD warm-up of `Neumann` covers most of a run, its iteration has little time left; a schedule that
+knows `total_steps` warns about it.
 """
 
 import math
@@ -131,7 +131,7 @@ class _RampedSchedule(LRScheduler):
         # torch computes the first learning rate in here, so the settings come before it.
         super().__init__(optimizer, last_epoch)
         if total_steps is not None:
-            _warn_if_all_warmup(optimizer, total_steps)
+            _warn_of_long_warmup(optimizer, total_steps)
 
     def factor_after_ramp(self, steps: int) -> float:
         """Return the fraction of the peak that is left `steps` ≥ 0 steps after the ramp."""
@@ -271,12 +271,13 @@ class InverseTime(_RampedSchedule):
         return 1 / (1 + steps / self.decay_steps)
 
 
-def _warn_if_all_warmup(optimizer: Optimizer, total_steps: int) -> None:
+def _warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
     warmup_steps = optimizer.param_groups[0].get("warmup_steps")
-    if warmup_steps is not None and warmup_steps >= total_steps:
+    if warmup_steps is not None and 2 * warmup_steps > total_steps:
+        ends = warmup_steps >= total_steps
         warnings.warn(
-            f"the run of total_steps={total_steps} ends inside the optimizer's SGD warm-up of "
-            f"{warmup_steps} steps, so the Neumann iteration never starts: lower warmup_epochs or "
+            f"the optimizer's SGD warm-up of {warmup_steps} steps covers "
+            f"{'all' if ends else 'most'} of the run's {total_steps}: lower warmup_epochs or "
             "warmup_steps of the optimizer",
             UserWarning,
             stacklevel=4,

@@ -133,7 +133,7 @@ def test_groups_may_differ():
     matrices = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "precondition": "spectral"}, {"params": rest}]
-    optimizer = Neumann(groups, lr=0.01, **CLOCK)
+    optimizer = Neumann(groups, lr=0.01, cubic=0, repulsive=0, **CLOCK)
     trained(3, model, optimizer)
     assert optimizer.param_groups[1]["precondition"] is None
     assert not any(key.startswith("precond") for p in rest for key in optimizer.state[p])
@@ -249,6 +249,6 @@ def test_a_loss_scale_is_divided_out_of_every_group():
 
 def test_repr_shows_the_preconditioner():
     groups = [{"params": [nn.Parameter(torch.ones(2))], "precondition": p} for p in (None, Signs())]
-    shown = repr(Neumann(groups, lr=0.1, **CLOCK))
+    shown = repr(Neumann(groups, lr=0.1, cubic=0, repulsive=0, **CLOCK))
     assert "precondition=None" in shown
     assert "precondition=Signs()" in shown

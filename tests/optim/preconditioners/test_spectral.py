@@ -49,8 +49,10 @@ def test_batched_matrices_give_the_same_result_as_single_ones(monkeypatch):
     sizes = []
     for launching in (0.0, 2e4, 1e9):
         monkeypatch.setattr(orthogonalization, "launch_cost", lambda matrix, value=launching: value)
-        lying = {i: g.flatten(1) if len(g) < 10 else g.mT for i, g in enumerate(gradients)}
-        sizes.append(sorted(map(len, orthogonalization.make_batches(lying))))
+        wide = {
+            i: g.flatten(1)[None] if len(g) < 10 else g.mT[None] for i, g in enumerate(gradients)
+        }
+        sizes.append(sorted(map(len, orthogonalization.make_batches(wide))))
         together = Spectral().apply(gradients, [{} for _ in gradients])
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     assert sizes == [[1, 1, 1, 2, 3], [3, 5], [8]]
@@ -138,7 +140,7 @@ def test_a_suitable_layout_is_not_copied(name):
 
 
 def sizes(shapes):
-    matrices = {i: torch.empty(shape, device="meta") for i, shape in enumerate(shapes)}
+    matrices = {i: torch.empty(1, *shape, device="meta") for i, shape in enumerate(shapes)}
     return sorted(map(len, orthogonalization.make_batches(matrices)))
 
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners.protocol import States, require_decay
+from neumann.optim.preconditioners.protocol import (
+    Preconditioner,
+    States,
+    is_preconditioner,
+    require_decay,
+)
 from neumann.validation import require_positive
 
 
@@ -17,6 +22,7 @@ class Diagonal:
     decay: float = 0.99  # of the moving mean
     eps: float = 1e-8
     scale: float = 0.2  # root mean square of a direction under steady gradients
+    before: Preconditioner | None = None  # what turns gradients into those that it divides
 
     name = "diagonal"
 
@@ -24,6 +30,13 @@ class Diagonal:
         require_decay(self.decay)
         require_positive("eps", self.eps)
         require_positive("scale", self.scale)
+        if self.before is not None and not is_preconditioner(self.before):
+            raise ValueError(f"before must be a Preconditioner, got {self.before!r}")
+
+    def __repr__(self) -> str:
+        """A checkpoint names P by this; `before` is left out where there is none, as in 0.1."""
+        before = "" if self.before is None else f", before={self.before!r}"
+        return f"Diagonal(decay={self.decay}, eps={self.eps}, scale={self.scale}{before})"
 
     def elementwise(self, parameter: Tensor) -> bool:
         return True

@@ -46,39 +46,48 @@ def orthogonalize(wide: Tensor) -> Tensor:
 
 def orthogonalize_many(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """UVᵀ of tensors seen as out × (in·kh·kw), with the shape and memory format of each."""
-    matrices = {index: _as_wide(tensor) for index, tensor in tensors.items()}
+    matrices = {index: _as_wide(tensor).unsqueeze(0) for index, tensor in tensors.items()}
+    results = orthogonalize_batches(matrices)
+    return {i: _restore_layout(result.squeeze(0), tensors[i]) for i, result in results.items()}
+
+
+def orthogonalize_batches(matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """UVᵀ of batches (b, m, n) of wide matrices, m ≤ n, for many shapes at once."""
     found: dict[int, Tensor] = {}
-    for batch in make_batches(matrices):
-        results = orthogonalize(_stack([matrices[i] for i in batch]))
-        for i, result in zip(batch, results.unbind(), strict=True):
-            rows, columns = matrices[i].shape
-            found[i] = _restore_layout(result[:rows, :columns], tensors[i])
+    for chosen in make_batches(matrices):
+        counts = [len(matrices[i]) for i in chosen]
+        results = torch.split(orthogonalize(_stack([matrices[i] for i in chosen])), counts)
+        for i, result in zip(chosen, results, strict=True):
+            rows, columns = matrices[i].shape[1:]
+            found[i] = result[:, :rows, :columns]
     return found
 
 
 def make_batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
-    """Which wide matrices to process together.
+    """Which batches (b, m, n) of wide matrices to process together.
 
     Those of equal shape; on a GPU also smaller ones, padded with zeros, if that costs less than a
     batch of their own. There are never more zeros than numbers.
     """
     kinds: dict[tuple[int, int], list[int]] = {}
     for index, matrix in matrices.items():
-        kinds.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
-    allowed = sum(rows * columns * len(chosen) for (rows, columns), chosen in kinds.items())
+        kinds.setdefault((matrix.shape[1], matrix.shape[2]), []).append(index)
+    counts = {kind: sum(len(matrices[i]) for i in chosen) for kind, chosen in kinds.items()}
+    allowed = sum(rows * columns * counts[rows, columns] for rows, columns in kinds)
     found: list[list[int]] = []
-    height = width = 0  # of the last batch
+    height = width = there = 0  # of the last batch
     for (rows, columns), chosen in sorted(kinds.items(), reverse=True):
+        new = counts[rows, columns]
         if found:
-            there, new, wider = len(found[-1]), len(chosen), max(width, columns)
+            wider = max(width, columns)
             zeros = height * (wider * (there + new) - width * there) - rows * columns * new
             work = height**2 * (wider * (there + new) - width * there) - rows**2 * columns * new
             if zeros <= allowed and OPERATIONS * work < launch_cost(matrices[chosen[0]]):
                 found[-1] += chosen
-                width, allowed = wider, allowed - zeros
+                width, allowed, there = wider, allowed - zeros, there + new
                 continue
         found.append(list(chosen))
-        height, width = rows, columns
+        height, width, there = rows, columns, new
     return found
 
 
@@ -90,12 +99,13 @@ def launch_cost(matrix: Tensor) -> float:
 def _stack(matrices: Sequence[Tensor]) -> Tensor:
     """One batch. Rows and columns of zeros stay zeros and do not affect the others."""
     shapes = [matrix.shape for matrix in matrices]
-    rows, columns = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
-    if all(shape == (rows, columns) for shape in shapes):
-        return torch.stack(list(matrices))
-    stack = matrices[0].new_zeros(len(matrices), rows, columns)
-    for place, matrix, shape in zip(stack.unbind(), matrices, shapes, strict=True):
-        place[: shape[0], : shape[1]].copy_(matrix)
+    rows, columns = max(shape[1] for shape in shapes), max(shape[2] for shape in shapes)
+    if all(shape[1:] == (rows, columns) for shape in shapes):
+        return torch.cat(list(matrices))
+    counts = [shape[0] for shape in shapes]
+    stack = matrices[0].new_zeros(sum(counts), rows, columns)
+    for place, matrix, shape in zip(torch.split(stack, counts), matrices, shapes, strict=True):
+        place[:, : shape[1], : shape[2]].copy_(matrix)
     return stack
 
 

@@ -3,53 +3,81 @@
 For G = UΣVᵀ it gives UVᵀ: every singular direction of a layer's gradient counts the same, whatever
 its singular value. This is Shampoo's (GGᵀ)^{-1/4} G (GᵀG)^{-1/4} without memory.
 
-An orthogonal m × n matrix has elements of root mean square 1/√max(m, n). Scaled by √max(m, n), the
-directions of all matrices have the same root mean square. Biases and normalization parameters get
-the diagonal preconditioner, scaled to the same size, so that one learning rate suits all tensors.
+An orthogonal matrix of m outputs and n inputs has elements of root mean square 1/√max(m, n), and
+every singular value is 1. Two scalings are in use:
+
+    "rms"    √max(m, n)    all directions have the same root mean square, as Adam's have
+    "norm"   √(m/n)        all directions change a layer's outputs by the same amount
+
+Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
+square, so that one learning rate suits all tensors.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners.diagonal import Diagonal
+from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.preconditioners.momentum import Momentum
-from neumann.optim.preconditioners.orthogonalization import is_matrix, orthogonalize_many
+from neumann.optim.preconditioners.orthogonalization import (
+    is_matrix,
+    orthogonalize_batches,
+    orthogonalize_many,
+)
 from neumann.optim.preconditioners.protocol import Preconditioner, States, is_preconditioner
-from neumann.validation import require_positive
+from neumann.validation import require, require_positive
 
+Scaling = Literal["rms", "norm"]
 VECTOR = "vector_"  # prefix of the state that `vectors` keeps
 
 
 @dataclass(frozen=True)
 class Spectral:
-    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else."""
+    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else.
 
-    scale: float = 0.2  # root mean square of a direction
+    With a `view`, every parameter holds matrices as the view says.
+    """
+
+    scale: float = 0.2  # root mean square of a direction, or its norm
     vectors: Preconditioner = field(default_factory=Diagonal)
     before: Preconditioner | None = field(default_factory=Momentum)
+    view: MatrixView = WHOLE  # where the matrices of a parameter are
+    scaling: Scaling = "rms"
 
     name = "spectral"
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
+        known = self.scaling in get_args(Scaling)
+        require(known, "scaling", self.scaling, " or ".join(map(repr, get_args(Scaling))))
         for option, given in (("vectors", self.vectors), ("before", self.before)):
             if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
 
+    def __repr__(self) -> str:
+        """A checkpoint names P by this; the view is left out where there is none, as in 0.1."""
+        more = "" if self.view == WHOLE else f", view={self.view!r}"
+        more += "" if self.scaling == "rms" else f", scaling={self.scaling!r}"
+        return f"Spectral(scale={self.scale}, vectors={self.vectors}, before={self.before}{more})"
+
     def elementwise(self, parameter: Tensor) -> bool:
         """True unless the parameter is a matrix."""
-        return not is_matrix(parameter)
+        return self.view == WHOLE and not is_matrix(parameter)
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
         """Nothing for a matrix: its direction depends on the gradient alone."""
         if not self.elementwise(parameter):
+            self.view.split(parameter)  # raises if the parameter holds no such matrices
             return {}
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        if self.view != WHOLE:
+            return self._apply_view(gradients)
         matrices: dict[int, Tensor] = {}
         rest: dict[int, dict[str, Tensor]] = {}
         for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
@@ -60,19 +88,41 @@ class Spectral:
                 matrices[index] = gradient
         found = orthogonalize_many(matrices)
         if found:
-            scales = [self.scale * _longer_side(matrices[i]) ** 0.5 for i in found]
+            scales = [self._size(len(matrices[i]), matrices[i][0].numel()) for i in found]
             torch._foreach_mul_(list(found.values()), scales)
         if rest:
             others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
             found.update(zip(rest, others, strict=True))
         return [found[i] for i in range(len(gradients))]
 
+    def _size(self, outputs: int, inputs: int) -> float:
+        """What an orthogonal matrix of this shape is multiplied by."""
+        squared = max(outputs, inputs) if self.scaling == "rms" else outputs / inputs
+        return float(self.scale * squared**0.5)
+
+    def _apply_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Orthogonalize each matrix that the view finds, and put them back together."""
+        split = [self.view.split(gradient) for gradient in gradients]
+        batches = dict(enumerate(batch for parts in split for batch in parts))
+        tall = {i for i, b in batches.items() if b.shape[1] > b[0, 0].numel()}
+        wide = {
+            i: batch.flatten(2).mT if i in tall else batch.flatten(2)
+            for i, batch in batches.items()
+        }
+        found = orthogonalize_batches(wide)
+        scales = [self._size(batches[i].shape[1], batches[i][0, 0].numel()) for i in found]
+        torch._foreach_mul_(list(found.values()), scales)
+        directions, position = [], 0
+        for gradient, parts in zip(gradients, split, strict=True):
+            results = []
+            for batch in parts:
+                result = found[position].mT if position in tall else found[position]
+                results.append(result.reshape(batch.shape))
+                position += 1
+            directions.append(torch.empty_like(gradient).copy_(self.view.join(results, gradient)))
+        return directions
+
 
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `vectors` remembers of a parameter; nothing for a matrix."""
     return {key[len(VECTOR) :]: value for key, value in state.items() if key.startswith(VECTOR)}
-
-
-def _longer_side(matrix: Tensor) -> int:
-    """The larger dimension of a tensor seen as a matrix."""
-    return max(matrix.shape[0], matrix.numel() // matrix.shape[0])

@@ -1,0 +1,162 @@
+"""Parameter groups for any model: each parameter gets the P, decay and scale of its role.
+
+    groups = param_groups(model)
+    print(groups)  # a table: role, names, shapes, P, decay, scale
+    optimizer = Neumann(groups, lr=0.01, weight_decay=0.1)
+
+`neumann.optim.roles` finds the roles.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from neumann.optim.preconditioners import NAMED, Diagonal, Momentum, Preconditioner, Spectral
+from neumann.optim.preconditioners.matrix_view import WHOLE
+from neumann.optim.roles import (
+    EMBEDDING,
+    FROZEN,
+    HIDDEN,
+    OUTPUT,
+    ROLES,
+    VECTOR,
+    Assignment,
+    find_roles,
+)
+from neumann.validation import is_number, require, require_positive
+
+
+@dataclass(frozen=True)
+class RoleOptions:
+    """What the parameters of a role get."""
+
+    precondition: Preconditioner | str  # P
+    decay: bool  # whether weight decay applies to them
+    scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
+
+    def __post_init__(self) -> None:
+        require_positive("scale", self.scale)
+        require(isinstance(self.decay, bool), "decay", self.decay, "True or False")
+
+    def make_preconditioner(self) -> Preconditioner:
+        """P with the scale built in, so that every scheduler may set one learning rate for all."""
+        chosen = self.precondition
+        if isinstance(chosen, str):
+            known = ", ".join(map(repr, NAMED))
+            require(chosen in NAMED, "precondition", chosen, f"a Preconditioner or one of {known}")
+            chosen = NAMED[chosen]
+        if self.scale == 1:
+            return chosen
+        if not is_dataclass(chosen) or not hasattr(chosen, "scale"):
+            raise ValueError(f"{chosen!r} has no scale of its own: leave the role's scale at 1")
+        scaled: Any = replace(chosen, scale=chosen.scale * self.scale)
+        if isinstance(scaled, Spectral) and hasattr(scaled.vectors, "scale"):
+            vectors: Any = scaled.vectors
+            scaled = replace(scaled, vectors=replace(vectors, scale=vectors.scale * self.scale))
+        preconditioner: Preconditioner = scaled
+        return preconditioner
+
+
+_ELEMENTWISE = Diagonal(before=Momentum())
+DEFAULTS: Mapping[str, RoleOptions] = {
+    HIDDEN: RoleOptions(Spectral(), decay=True),
+    EMBEDDING: RoleOptions(_ELEMENTWISE, decay=False),
+    OUTPUT: RoleOptions(_ELEMENTWISE, decay=True),
+    VECTOR: RoleOptions(_ELEMENTWISE, decay=False),
+}
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Parameter groups for `Neumann`; printed, they are a table."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], frozen: list[Assignment]) -> None:
+        super().__init__(groups)
+        self.frozen = frozen  # parameters that need no gradient: in no group
+
+    def __repr__(self) -> str:
+        rows = [("role", "parameters", "shape", "P", "decay", "scale")]
+        for group in self:
+            chosen = group["precondition"]
+            view = str(getattr(chosen, "view", WHOLE))
+            called = f"{chosen.name}, {view}" if view else chosen.name
+            decay = group.get("weight_decay", "as given")
+            scale = f"{chosen.scale:g}" if hasattr(chosen, "scale") else ""
+            for name, shape in _summarize(group["params"]):
+                shown = "none" if decay == 0 else decay if isinstance(decay, str) else f"{decay:g}"
+                rows.append((group["role"], name, shape, called, shown, scale))
+        for name, shape in _summarize([(a.name, a.parameter) for a in self.frozen]):
+            rows.append((FROZEN, name, shape, "", "", ""))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        cells = (map(str.ljust, row, widths) for row in rows)
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    roles: Mapping[str, str] | None = None,
+    options: Mapping[str, RoleOptions] | None = None,
+    weight_decay: float | None = None,
+    split_heads: bool = False,
+) -> ParamGroups:
+    """Groups for every parameter of a model that requires a gradient, by its role.
+
+    Args:
+        model: any module, before or after FSDP2, DDP and torch.compile.
+        roles: roles by pattern of names, where they should differ from what is found:
+            "hidden", "embedding", "output", "vector", or "frozen" to leave parameters out.
+        options: other options for some roles.
+        weight_decay: of the roles that decay; None leaves it to the optimizer's.
+        split_heads: orthogonalize fused attention projections head by head.
+
+    Returns:
+        The groups, which print as a table.
+
+    Raises:
+        ValueError: a parameter fits no role, the model has no matrix, or an argument is wrong.
+    """
+    if weight_decay is not None:
+        good = is_number(weight_decay) and weight_decay >= 0
+        require(good, "weight_decay", weight_decay, "None or a finite number of at least 0")
+    for role in options or {}:
+        require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
+    chosen = {**DEFAULTS, **(options or {})}
+    assignments = find_roles(model, roles, split_heads=split_heads)
+    trained = [a for a in assignments if a.role != FROZEN]
+    if not any(a.role == HIDDEN for a in trained):
+        what = "has no parameters to train" if not trained else "has no hidden matrices"
+        raise ValueError(
+            f"{type(model).__name__} {what}: pass model.parameters() to Neumann instead, with "
+            'precondition="diagonal" or none'
+        )
+    groups: dict[tuple[str, Preconditioner], dict[str, Any]] = {}
+    for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
+        made = chosen[assignment.role].make_preconditioner()
+        if assignment.view != WHOLE and isinstance(made, Spectral):
+            made = replace(made, view=assignment.view)
+        key = assignment.role, made
+        if key not in groups:
+            groups[key] = {"params": [], "role": assignment.role, "precondition": made}
+            if not chosen[assignment.role].decay:
+                groups[key]["weight_decay"] = 0.0
+            elif weight_decay is not None:
+                groups[key]["weight_decay"] = float(weight_decay)
+        groups[key]["params"].append((assignment.name, assignment.parameter))
+    return ParamGroups(groups.values(), [a for a in assignments if a.role == FROZEN])
+
+
+def _summarize(named: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """Names and shapes, one row for repeated layers: their numbers become a star."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, parameter in named:
+        shape = " × ".join(map(str, parameter.shape)) or "scalar"
+        found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append((name, shape))
+    rows = []
+    for pattern, entries in found.items():
+        shapes = list(dict.fromkeys(shape for _, shape in entries))
+        shown = shapes[0] if len(shapes) == 1 else f"{shapes[0]} … {shapes[-1]}"
+        rows.append((f"{pattern} ({len(entries)})" if len(entries) > 1 else entries[0][0], shown))
+    return rows

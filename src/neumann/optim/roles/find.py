@@ -1,0 +1,188 @@
+"""The role of every parameter of a model.
+
+The type of the module that owns a parameter decides first, its name second, and patterns given by
+the user override both. A weight that several modules share appears once; if one of them is an
+embedding, it is an embedding. A parameter that fits no role is an error.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
+
+from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
+from neumann.optim.roles.outputs import find_outputs
+from neumann.optim.roles.places import Place, find_places, is_matrix_module
+from neumann.optim.roles.views import find_view
+
+HIDDEN, EMBEDDING, OUTPUT, VECTOR = "hidden", "embedding", "output", "vector"
+ROLES = (HIDDEN, EMBEDDING, OUTPUT, VECTOR)
+FROZEN = "frozen"  # no role: left out, and listed
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+# Names that decide where no module type does, in this order.
+_NAMES = (
+    (EMBEDDING, re.compile(r"table|relative")),  # of the biases of positions, say
+    (VECTOR, re.compile(r"bias|gamma|beta$|alpha|scal(e|ing)|norm|freq|^A(_log)?$|^D$")),
+    (EMBEDDING, re.compile(r"emb|(^|_)(pos|rel)(_|$)|position|token|latent|quer(y|ies)$")),
+    (EMBEDDING, re.compile(r"prompt|code(book|vector)")),
+    (HIDDEN, re.compile(r"weight|proj|kernel|^[wv][0-9qkvo]?$|expert|lora|router|gate")),
+)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A parameter with its role, and where its matrices are."""
+
+    name: str
+    parameter: Tensor
+    role: str
+    view: MatrixView = WHOLE
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """A parameter with its first name, and every place that has it."""
+
+    name: str
+    parameter: Tensor
+    places: list[tuple[Place, str]]  # with the name of the parameter in the module
+
+
+def find_roles(
+    model: nn.Module, overrides: Mapping[str, str] | None = None, *, split_heads: bool = False
+) -> list[Assignment]:
+    """The role of every parameter, in the order of the model.
+
+    Names have no parts that DDP or torch.compile add.
+
+    Args:
+        model: any module, also after FSDP2, DDP or torch.compile.
+        overrides: roles by pattern, as in `{"*.router.weight": "vector"}`; "frozen" leaves a
+            parameter out.
+        split_heads: split fused attention projections into heads, too.
+
+    Raises:
+        ValueError: a parameter has no role, is on the meta device or is quantized; a pattern
+            matches nothing, contradicts another or names an unknown role.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(overrides or {}, Mapping):
+        raise TypeError(f"roles must be a dict of roles by pattern, got {overrides!r}")
+    places = list(find_places(model))
+    owned = _find_parameters(places)
+    chosen = _match_patterns(overrides or {}, [own.name for own in owned])
+    outputs = find_outputs(places)
+    found = []
+    for own in owned:
+        role = chosen.get(own.name)
+        if role != FROZEN:
+            _refuse_untrainable(own.name, own.parameter)
+        if role == FROZEN or not own.parameter.requires_grad:
+            found.append(Assignment(own.name, own.parameter, FROZEN))
+            continue
+        role = role or _choose_role(own, outputs)
+        view = WHOLE
+        if role == HIDDEN:
+            if own.parameter.ndim < 2:
+                raise ValueError(
+                    f"{own.name}, of shape {tuple(own.parameter.shape)}, cannot be hidden: it is "
+                    "no matrix; make it a vector, or let the pattern match weights alone"
+                )
+            view = find_view(own.parameter, *own.places[0], split_heads)
+        found.append(Assignment(own.name, own.parameter, role, view))
+    return found
+
+
+def _find_parameters(places: list[Place]) -> list[_Owned]:
+    """Every parameter once, in the order of the model."""
+    by_path = {place.path: place for place in places}
+    owned: dict[int, _Owned] = {}
+    for place in places:
+        for attribute, parameter in place.module._parameters.items():
+            if parameter is None:
+                continue
+            new = _Owned(place.name_of(attribute), parameter, [])
+            owner = place
+            if isinstance(place.module, ParametrizationList):  # the weight of the layer above
+                base = f".{place.path}".rpartition(".parametrizations.")[0].removeprefix(".")
+                owner = by_path[base]
+                attribute = attribute if attribute == "original0" else place.layer
+            owned.setdefault(id(parameter), new).places.append((owner, attribute))
+    return list(owned.values())
+
+
+def _match_patterns(overrides: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """The role that patterns give to each name they match."""
+    chosen: dict[str, tuple[str, str]] = {}
+    for pattern, role in overrides.items():
+        if role not in (*ROLES, FROZEN):
+            known = ", ".join(map(repr, (*ROLES, FROZEN)))
+            raise ValueError(f"roles[{pattern!r}] must be one of {known}, got {role!r}")
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if not matched:
+            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise ValueError(f"the pattern {pattern!r} in roles matches no parameter of {shown}")
+        for name in matched:
+            before = chosen.setdefault(name, (pattern, role))
+            if before[1] != role:
+                raise ValueError(
+                    f"two patterns in roles disagree about {name}: {before[0]!r} says "
+                    f"{before[1]!r}, {pattern!r} says {role!r}"
+                )
+    return {name: role for name, (_, role) in chosen.items()}
+
+
+def _refuse_untrainable(name: str, parameter: Tensor) -> None:
+    """Raise for a parameter that cannot be trained as it is."""
+    if parameter.is_meta or isinstance(parameter, UninitializedParameter):
+        raise ValueError(
+            f"{name} has no data yet (meta or lazy): materialize the model first, for example "
+            "with model.to_empty(device=…) and its initialization, or one forward pass"
+        )
+    if parameter.is_quantized or not (parameter.is_floating_point() or parameter.is_complex()):
+        raise ValueError(
+            f"{name} is quantized ({parameter.dtype}) and cannot be trained: leave it out with "
+            f'roles={{"{name}": "frozen"}}'
+        )
+
+
+# ------------------------------------------------------------------ roles
+
+
+def _choose_role(own: _Owned, outputs: set[nn.Module]) -> str:
+    parameter, modules = own.parameter, [place.module for place, _ in own.places]
+    if parameter.ndim > 1:
+        if any(isinstance(module, _EMBEDDINGS) for module in modules):
+            return EMBEDDING
+        weights = [place.module for place, name in own.places if name in ("weight", "weight_v")]
+        if any(module in outputs for module in weights):
+            return OUTPUT
+    if sum(size > 1 for size in parameter.shape) <= 1:
+        return VECTOR
+    place, attribute = own.places[0]
+    module = place.module
+    if isinstance(module, _NORMS):
+        return VECTOR
+    if is_matrix_module(module):
+        return VECTOR if "bias" in attribute else HIDDEN
+    if "Norm" in type(module).__name__:
+        return VECTOR
+    called = [attribute]
+    if isinstance(module, nn.ParameterList | nn.ParameterDict):
+        called.append(place.layer)
+    for role, names in _NAMES:
+        if any(map(names.search, called)):
+            return role
+    raise ValueError(
+        f"{own.name}, of shape {tuple(parameter.shape)} in a {type(module).__name__}, fits no "
+        f'role: name one, for example roles={{"{own.name}": "hidden"}}'
+    )

@@ -1,0 +1,74 @@
+"""The layers that compute a model's outputs.
+
+HF and timm models name theirs. Otherwise it is the last layer of the model, unless that is one of
+the repeated layers: then the model has no output layer, as an encoder has none. Auxiliary
+classifiers and layers with the name of an output are outputs, too.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size
+
+_OUTPUT_NAMES = re.compile(
+    r"classifier|logits|unembed|^(lm_)?head$|^(cls|bbox|kps)_|_pred$|^(text|visual)_projection$"
+)
+
+
+def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
+    """The linear layers and convolutions among these places that compute outputs."""
+    layers = [p for p in places if p.path and is_matrix_module(p.module) and "pooler" not in p.path]
+    auxiliary: dict[str, list[Place]] = {}
+    main: list[Place] = []
+    for place in layers:
+        branch = re.match(r"(.*\.)?aux[^.]*", place.path, re.IGNORECASE)
+        (auxiliary.setdefault(branch[0], []) if branch else main).append(place)
+    named = _ask(places[0].module)
+    outputs = _find_last(main) if named is None else named
+    for branch_layers in auxiliary.values():
+        outputs |= _find_last(branch_layers)
+    outputs |= {
+        place.module
+        for place in layers
+        if _OUTPUT_NAMES.search(place.layer) and not place.lists and is_layer(place.module)
+    }
+    return outputs
+
+
+def _ask(model: nn.Module) -> set[nn.Module] | None:
+    """What an HF or timm model says; None if it does not say."""
+    for method in ("get_output_embeddings", "get_classifier"):
+        ask = getattr(model, method, None)
+        if not callable(ask):
+            continue
+        try:
+            answer = ask()
+        except (AttributeError, NotImplementedError, TypeError):
+            continue
+        modules = answer if isinstance(answer, tuple | list) else [answer]
+        layers = {m for part in modules if isinstance(part, nn.Module) for m in part.modules()}
+        if layers or method == "get_classifier":
+            return {module for module in layers if is_layer(module)}
+    return None
+
+
+def _find_last(layers: Sequence[Place]) -> set[nn.Module]:
+    """The last of these layers, with those beside it if it is one of several heads."""
+    if not layers or not is_layer(layers[-1].module):
+        return set()
+    last, parent = layers[-1].module, layers[-1].parent
+    if layers[-1].lists > isinstance(parent, nn.ModuleList):  # part of a repeated block
+        return set()
+    if not isinstance(parent, nn.ModuleList | nn.ModuleDict):
+        return {last}
+    beside = {child: size for child in parent.children() if (size := read_size(child))}
+    inputs, outputs = beside[last]
+    if inputs == outputs:  # like a hidden layer
+        return set()
+    if isinstance(parent, nn.ModuleDict):  # which may hold other layers as well
+        beside = {child: size for child, size in beside.items() if size[0] == inputs}
+    chained = all(one[1] == after[0] for one, after in pairwise(beside.values()))
+    return {last} if chained else set(beside)

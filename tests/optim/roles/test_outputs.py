@@ -1,0 +1,142 @@
+"""Which layers compute the outputs of a model."""
+
+import pytest
+from torch import nn
+
+from neumann.optim.roles import find_roles
+from tests.support.role_models import Block
+
+
+def outputs(model):
+    return [one.name for one in find_roles(model) if one.role == "output"]
+
+
+class Encoder(nn.Module):
+    """Has no output layer: the last is one of many."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 2)
+        self.blocks = blocks
+        self.norm = nn.LayerNorm(8)
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, lambda blocks: nn.Sequential(*blocks)])
+def test_an_encoder_has_none(container):
+    encoder = Encoder(container([Block(), Block()]))
+    assert outputs(encoder) == []
+    encoder.pooler = nn.Linear(8, 8)  # of BERT
+    assert outputs(encoder) == []
+    encoder.classify = nn.Linear(8, 3)
+    assert outputs(encoder) == ["classify.weight"]
+
+
+def test_a_recurrent_encoder_has_none():
+    model = nn.ModuleDict({"project": nn.Linear(3, 8), "rnn": nn.GRU(8, 8)})
+    assert outputs(model) == []
+
+
+def test_the_output_may_come_before_the_blocks():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm_head = nn.Linear(8, 11)
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+    assert outputs(Model()) == ["lm_head.weight"]
+
+
+def test_the_last_layer_may_be_a_convolution():
+    generator = nn.Sequential(
+        nn.Linear(4, 8), nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 3, 2)
+    )
+    assert outputs(generator) == ["2.weight"]
+    assert outputs(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))) == ["2.weight"]
+
+
+def test_a_single_layer_is_hidden():
+    assert outputs(nn.Linear(3, 4)) == []
+
+
+def test_layers_in_a_list():
+    class Perceptron(nn.Module):
+        def __init__(self, *sizes):
+            super().__init__()
+            self.layers = nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
+
+    assert outputs(Perceptron(5, 8, 8, 3)) == ["layers.2.weight"]
+    assert outputs(Perceptron(8, 8, 8)) == []  # like the layers before it
+
+
+def name_heads(heads):
+    return nn.ModuleDict(zip(("colour", "size"), heads, strict=True))
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, name_heads])
+def test_several_heads(container):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+            self.heads = container([nn.Linear(8, 3), nn.Linear(8, 5)])
+
+    assert len(outputs(Model())) == 2
+    assert all(name.startswith("heads.") for name in outputs(Model()))
+
+
+def test_a_dictionary_of_layers():
+    layers = {"first": nn.Linear(3, 8), "blocks": nn.ModuleList([Block(), Block()])}
+    assert outputs(nn.ModuleDict(layers | {"last": nn.Linear(8, 5)})) == ["last.weight"]
+
+
+def test_auxiliary_classifiers():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Conv2d(3, 8, 3)
+            self.classifier = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))
+            self.aux_classifier = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1))
+
+    assert outputs(Model()) == ["classifier.2.weight", "aux_classifier.2.weight"]
+
+
+def test_a_detector_has_several():
+    class Predictor(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.cls_score = nn.Linear(8, 5)
+            self.bbox_pred = nn.Linear(8, 20)
+
+    assert outputs(Predictor()) == ["cls_score.weight", "bbox_pred.weight"]
+
+
+@pytest.mark.parametrize("method", ["get_output_embeddings", "get_classifier"])
+def test_a_model_may_say(method):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.answer = nn.Linear(8, 5)
+            self.other = nn.Linear(8, 5)
+
+    setattr(Model, method, lambda self: self.answer)
+    assert outputs(Model()) == ["answer.weight"]
+    setattr(Model, method, lambda self: (self.answer, nn.Identity(), self.other))
+    assert outputs(Model()) == ["answer.weight", "other.weight"]
+
+
+def test_a_model_may_have_no_answer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def get_output_embeddings(self):
+            return None
+
+    model = Model()
+    assert outputs(model) == ["last.weight"]
+    model.get_classifier = nn.Identity  # timm without a classifier
+    assert outputs(model) == []
+    model.get_classifier = lambda required: None
+    assert outputs(model) == ["last.weight"]

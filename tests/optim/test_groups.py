@@ -1,0 +1,220 @@
+"""Parameter groups by role, and what a group's own preconditioner brings along."""
+
+import pytest
+import torch
+from torch import nn
+
+from neumann import Neumann
+from neumann.optim.groups import DEFAULTS, RoleOptions, param_groups
+from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
+
+
+class Network(nn.Module):
+    """A little of everything: an embedding, fused attention, norms, and an output layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11)
+        self.unused = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x, x, x, need_weights=False)[0]
+        return self.head(self.norm(x))
+
+
+def take_steps(model, optimizer, steps=3):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        tokens = torch.randint(0, 11, (4, 6), generator=generator)
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_every_parameter_is_in_one_group():
+    model = Network()
+    groups = param_groups(model)
+    named = [name for group in groups for name, _ in group["params"]]
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert sorted(named) == sorted(trainable)
+    assert [a.name for a in groups.frozen] == ["unused"]
+    kinds = {(g["role"], g["precondition"].name, g.get("weight_decay")) for g in groups}
+    assert kinds == {
+        ("hidden", "spectral", None),
+        ("embedding", "diagonal", 0.0),
+        ("output", "diagonal", None),
+        ("vector", "diagonal", 0.0),
+    }
+    views = [g["precondition"].view.parts for g in groups if g["role"] == "hidden"]
+    assert sorted(views) == [1, 3]
+
+
+def test_the_table():
+    shown = repr(param_groups(Network(), weight_decay=0.1))
+    rows = [line.split("  ") for line in shown.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells[0] == ["role", "parameters", "shape", "P", "decay", "scale"]
+    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1", "0.2"]
+    assert fused in cells
+    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.2"] in cells
+    assert cells[-1] == ["frozen", "unused", "3"]
+
+
+def test_options_of_a_role():
+    options = {"output": RoleOptions(Diagonal(scale=0.4), decay=False, scale=0.5)}
+    groups = param_groups(Network(), options=options, weight_decay=0.1)
+    (output,) = (group for group in groups if group["role"] == "output")
+    assert output["precondition"] == Diagonal(scale=0.2)
+    assert output["weight_decay"] == 0.0
+    hidden = [group["weight_decay"] for group in groups if group["role"] == "hidden"]
+    assert hidden == [0.1, 0.1]
+    assert param_groups(Network(), options={"vector": RoleOptions("diagonal", decay=False)})
+
+
+def test_a_scale_is_a_multiple_of_the_learning_rate():
+    torch.manual_seed(0)
+    starts = [nn.Linear(3, 4), nn.Linear(3, 4)]
+    starts[1].load_state_dict(starts[0].state_dict())
+    moves = []
+    for model, scale in zip(starts, (1.0, 3.0), strict=True):
+        hidden = RoleOptions(Spectral(), decay=False, scale=scale)
+        before = model.weight.detach().clone()
+        groups = param_groups(model, roles={"weight": "hidden"}, options={"hidden": hidden})
+        optimizer = Neumann(groups, lr=0.01)
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()  # a reset, which moves nothing
+        optimizer.step()
+        moves.append(model.weight.detach() - before)
+    assert moves[0].abs().max() > 0
+    torch.testing.assert_close(moves[1], 3 * moves[0])
+
+
+def test_it_trains_and_resumes():
+    torch.manual_seed(0)
+    model = Network()
+    optimizer = Neumann(param_groups(model), lr=0.02, weight_decay=0.01)
+    first = take_steps(model, optimizer)
+    torch.manual_seed(0)
+    again = Network()
+    resumed = Neumann(param_groups(again), lr=0.5)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert take_steps(model, optimizer) == take_steps(again, resumed) < first
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"roles": {"head.*": "outptu"}}, "must be one of 'hidden', .*, got 'outptu'"),
+        ({"roles": {"heads.*": "output"}}, "'heads.*' in roles matches no parameter"),
+        ({"roles": {"head.*": "output", "*.weight": "hidden"}}, "disagree about head.weight"),
+        ({"options": {"hiden": DEFAULTS["hidden"]}}, "a role in options must be one of"),
+        ({"weight_decay": float("nan")}, "weight_decay must be None or a finite number"),
+        ({"weight_decay": "0.1"}, "weight_decay must be None or a finite number"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        param_groups(Network(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"precondition": "spectrl", "decay": True},
+            "one of 'diagonal', 'spectral', got 'spectrl'",
+        ),
+        ({"precondition": Momentum(), "decay": True, "scale": 2.0}, "has no scale of its own"),
+    ],
+)
+def test_bad_options_of_a_role(options, message):
+    with pytest.raises(ValueError, match=message):
+        param_groups(Network(), options={"vector": RoleOptions(**options)})
+
+
+def test_a_model_without_matrices():
+    with pytest.raises(ValueError, match="LayerNorm has no hidden matrices: pass model"):
+        param_groups(nn.LayerNorm(3))
+    with pytest.raises(ValueError, match="ReLU has no parameters to train"):
+        param_groups(nn.ReLU())
+
+
+# ------------------------------------------------------------------ no traps
+
+
+def vectors(count=2):
+    return [nn.Parameter(torch.ones(3, 2)) for _ in range(count)]
+
+
+def test_a_group_brings_the_defaults_of_its_own_preconditioner():
+    first, second = vectors()
+    groups = [
+        {"params": [first], "precondition": "spectral"},
+        {"params": [second], "precondition": "diagonal"},
+    ]
+    optimizer = Neumann(groups, lr=0.1)
+    ours = [(g["momentum"], g["decoupled_weight_decay"]) for g in optimizer.param_groups]
+    assert ours == [(0.6, True), (0.9, True)]
+    for name in ("warmup_steps", "reset_steps", "cubic", "repulsive"):
+        assert [group[name] for group in optimizer.param_groups] == [0, 0]
+    explicit = Neumann(groups, lr=0.1, momentum=0.8, decoupled_weight_decay=False, cubic=1e-3)
+    ours = [(g["momentum"], g["decoupled_weight_decay"]) for g in explicit.param_groups]
+    assert ours == [(0.8, False), (0.8, False)]
+    assert explicit.param_groups[0]["cubic"] == 1e-3
+
+
+def test_a_group_without_preconditioner_brings_the_defaults_of_the_paper():
+    first, second = vectors()
+    groups = [{"params": [first]}, {"params": [second], "precondition": None}]
+    optimizer = Neumann(groups, lr=0.1, precondition="spectral")
+    assert [g["momentum"] for g in optimizer.param_groups] == [0.6, 0.9]
+    assert [g["decoupled_weight_decay"] for g in optimizer.param_groups] == [True, False]
+
+
+def test_groups_with_and_without_a_preconditioner_need_common_options():
+    first, second = vectors()
+    groups = [{"params": [first], "precondition": "spectral"}, {"params": [second]}]
+    with pytest.raises(ValueError, match="pass warmup_steps, reset_steps, cubic, repulsive to N"):
+        Neumann(groups, lr=0.1)
+    with pytest.raises(ValueError, match="pass cubic to Neumann"):
+        Neumann(groups, lr=0.1, warmup_steps=0, reset_epochs=0, repulsive=0)
+    common = {"warmup_steps": 0, "reset_steps": 0, "cubic": 0, "repulsive": 0}
+    optimizer = Neumann(groups, lr=0.1, **common)
+    assert [g["momentum"] for g in optimizer.param_groups] == [0.6, 0.9]
+
+
+def test_a_group_that_comes_later():
+    first, second = vectors()
+    paper = Neumann([first], lr=0.1, warmup_steps=2, reset_steps=3)
+    with pytest.raises(ValueError, match="pass cubic, repulsive to Neumann"):
+        paper.add_param_group({"params": [second], "precondition": "spectral"})
+    assert len(paper.param_groups) == 1
+    spectral = Neumann([first], lr=0.1, precondition="spectral")
+    spectral.add_param_group({"params": [second], "precondition": "diagonal"})
+    assert spectral.param_groups[1]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("momentun", "momentum"), ("weightdecay", "weight_decay"), ("LR", None)]
+)
+def test_a_misspelled_option(key, near):
+    group = {"params": vectors(1), key: 0.5}
+    if near is None:  # not close to an option, so it may be the user's own
+        assert Neumann([group], lr=0.1, precondition="spectral").param_groups[0][key] == 0.5
+        return
+    with pytest.raises(ValueError, match=f"'{key}' in a parameter group: did you mean '{near}'"):
+        Neumann([group], lr=0.1, precondition="spectral")
+
+
+def test_the_phase_before_the_first_step():
+    assert "step=0, phase='reset', t=0" in repr(Neumann(vectors(), 0.1, precondition="spectral"))
+    assert "step=0, phase='warm-up'" in repr(Neumann(vectors(), 0.1, warmup_steps=2, reset_steps=0))
