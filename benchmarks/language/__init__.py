@@ -1,0 +1,5 @@
+"""Language models: optimizers on GPTs of several widths, at a fixed number of steps.
+
+Script: `lr_by_width` (does the best learning rate carry over from narrow networks to wide ones?).
+Helpers: `language_arms` (optimizers by role), `language_runs` (one run).
+"""

@@ -1,0 +1,129 @@
+"""The optimizers of the language benchmarks. All of them use the same roles."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from neumann import Neumann, param_groups
+from neumann.optim.groups import RoleOptions
+from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An optimizer and what is tuned about it."""
+
+    arm: str  # a name in ARMS
+    lr: float
+    decay: float = 0.1  # decoupled, of hidden matrices and the output layer
+    before: float = 0.8  # momentum before orthogonalization
+    momentum: float = 0.6  # μ of the series; β1 of AdamW
+    embedding: float = 1.0  # learning rate of embeddings, as a multiple of lr
+    output: float = 1.0  # of the output layer
+    vector: float = 1.0  # of vectors
+
+
+def build_spectral(model: nn.Module, setting: Setting, scaling: str, matrices: bool) -> Neumann:
+    """Neumann with the spectral P for hidden matrices, and for all matrices if asked to."""
+    before = Momentum(setting.before)
+    hidden: Any = Spectral(before=before)
+    elementwise: Any = Diagonal(before=before)
+    if scaling == "norm":  # the size that "rms" has at width 512
+        hidden = Spectral(scale=0.2 * 512**0.5, before=before, scaling="norm")
+    rest = hidden if matrices else elementwise
+    options = {
+        "hidden": RoleOptions(hidden, decay=True),
+        "embedding": RoleOptions(rest, decay=False, scale=setting.embedding),
+        "output": RoleOptions(rest, decay=True, scale=setting.output),
+        "vector": RoleOptions(elementwise, decay=False, scale=setting.vector),
+    }
+    if scaling == "norm" and not matrices:  # outputs of any width change by the same amount
+        (output,) = collect_roles(model)["output"]
+        scale = setting.output * 512 / output.shape[1]
+        options["output"] = RoleOptions(elementwise, decay=True, scale=scale)
+    groups = param_groups(model, options=options, weight_decay=setting.decay)
+    return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
+
+
+def build_muon(model: nn.Module, setting: Setting) -> "Pair":
+    """torch.optim.Muon for hidden matrices, AdamW for the rest."""
+    muon: Any = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        raise RuntimeError(f"torch {torch.__version__} has no Muon: it needs 2.9 or newer")
+    roles = collect_roles(model)
+    hidden = muon(
+        roles["hidden"],
+        lr=setting.lr,
+        momentum=setting.before,
+        weight_decay=setting.decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return Pair([hidden, _build_rest(roles, setting)])
+
+
+def build_adamw(model: nn.Module, setting: Setting) -> AdamW:
+    roles = collect_roles(model)
+    groups: list[dict[str, Any]] = [
+        {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay},
+        *_list_rest(roles, setting),
+    ]
+    return AdamW(groups, lr=setting.lr, betas=(setting.momentum, 0.95), weight_decay=0.0)
+
+
+def collect_roles(model: nn.Module) -> dict[str, list[Tensor]]:
+    """The parameters of each role."""
+    found: dict[str, list[Tensor]] = {"hidden": [], "embedding": [], "output": [], "vector": []}
+    for group in param_groups(model):
+        found[group["role"]] += [parameter for _, parameter in group["params"]]
+    return found
+
+
+def _build_rest(roles: dict[str, list[Tensor]], setting: Setting) -> AdamW:
+    return AdamW(_list_rest(roles, setting), lr=setting.lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def _list_rest(roles: dict[str, list[Tensor]], setting: Setting) -> list[dict[str, Any]]:
+    """Groups of everything but the hidden matrices, for AdamW."""
+    scales = {"embedding": setting.embedding, "output": setting.output, "vector": setting.vector}
+    return [
+        {
+            "params": roles[role],
+            "lr": setting.lr * scale,
+            "weight_decay": setting.decay if role == "output" else 0.0,
+        }
+        for role, scale in scales.items()
+        if roles[role]
+    ]
+
+
+class Pair:
+    """Several optimizers that step together."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+ARMS: dict[str, Callable[[nn.Module, Setting], Any]] = {
+    "spectral": lambda model, setting: build_spectral(model, setting, "rms", matrices=False),
+    "spectral by norm": lambda model, setting: build_spectral(model, setting, "norm", False),
+    "spectral everywhere": lambda model, setting: build_spectral(model, setting, "rms", True),
+    "spectral everywhere by norm": lambda m, setting: build_spectral(m, setting, "norm", True),
+    "muon": build_muon,
+    "adamw": build_adamw,
+}

@@ -1,0 +1,180 @@
+"""One run of a language benchmark: a GPT, a number of steps, a linear decay to zero.
+
+The learning rate ramps over the first 3 % of the steps. The order of the data depends on the seed
+alone, so all optimizers see the same batches. Losses are in nats per token.
+"""
+
+import contextlib
+import math
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.common.ledger import Run
+from benchmarks.common.script import create_parser
+from benchmarks.language.language_arms import ARMS, Setting
+from neumann.lab.data import load
+from neumann.lab.data.dataset import Dataset
+from neumann.lab.models import build
+from neumann.optim.schedules import lr_factor
+
+RAMP = 0.03  # of the steps
+MICRO_TOKENS = 65_536  # tokens whose logits are in memory at once
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """What identifies a run."""
+
+    stage: str  # what it is for
+    model: str
+    context: int
+    tokens_per_step: int
+    steps: int
+    setting: Setting
+    seed: int
+
+
+def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
+    """The flags of a script that trains language models into a ledger."""
+    parser = create_parser(doc, output=False)
+    parser.add_argument("--data", default="text:mdn.txt.xz")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--tokens", default="bpe:16384")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
+    parser.add_argument("--share", type=Path, help="folder in which processes claim their runs")
+    parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
+    return parser
+
+
+class LanguageTrainer:
+    """Trains runs; keeps the tokens in memory between them."""
+
+    def __init__(self, data: str, data_dir: Path | None, tokens: str, device: str) -> None:
+        self._load = lambda context: load(
+            data, data_dir=data_dir, tokens=tokens, context=context, device=device
+        )
+        self._device = torch.device(device)
+        self._datasets: dict[int, Dataset] = {}
+
+    def train(self, key: RunKey) -> Run:
+        """Train a run and return what to record."""
+        if key.context not in self._datasets:
+            self._datasets[key.context] = self._load(key.context)
+        dataset = self._datasets[key.context]
+        torch.compiler.reset()
+        torch.manual_seed(key.seed)
+        model = build(key.model, dataset).to(self._device)
+        optimizer = ARMS[key.setting.arm](model, key.setting)
+        compute_loss = self._compile(model)
+        peaks = [group["lr"] for group in optimizer.param_groups]
+        rows = key.tokens_per_step // key.context
+        micro = max(1, min(rows, MICRO_TOKENS // key.context))
+        batches = draw_batches(dataset.train, rows, key.seed)
+        losses: list[Tensor] = []
+        started = 0.0
+        for step in range(key.steps):
+            if step == min(3, key.steps - 1):  # everything is compiled
+                self._synchronize()
+                started = time.perf_counter()
+            factor = lr_factor(
+                "linear",
+                step,
+                total_steps=key.steps,
+                ramp_steps=max(1, round(RAMP * key.steps)),
+                steps_per_epoch=key.steps,
+            )
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+            optimizer.zero_grad()
+            windows = next(batches).split(micro)
+            total = torch.zeros((), device=self._device)
+            for window in windows:
+                loss = compute_loss(window[:, :-1], window[:, 1:]) / len(windows)
+                loss.backward()
+                total += loss.detach()
+            losses.append(total)
+            optimizer.step()
+        self._synchronize()
+        seconds = time.perf_counter() - started
+        found = torch.stack(losses).tolist()
+        validation = self._evaluate(compute_loss, optimizer, dataset, micro)
+        print(f"{describe(key)}  {validation:.4f}  {seconds:.1f} s", flush=True)
+        return {
+            "loss": validation if math.isfinite(validation) else None,
+            "train_loss": sum(found[-10:]) / len(found[-10:]),
+            "losses": [round(loss, 4) for loss in found[:: max(1, key.steps // 50)]],
+            "seconds": seconds,
+        }
+
+    def _compile(self, model: nn.Module) -> Any:
+        on_gpu = self._device.type == "cuda"
+
+        def compute_loss(tokens: Tensor, targets: Tensor) -> Tensor:
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=on_gpu):
+                logits = model(tokens)
+            return cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+        return torch.compile(compute_loss, dynamic=False) if on_gpu else compute_loss
+
+    @torch.no_grad()
+    def _evaluate(self, compute_loss: Any, optimizer: Any, dataset: Dataset, micro: int) -> float:
+        """The mean loss over the validation set, at the weights that would be shipped."""
+        assert dataset.validation is not None
+        windows = cut_windows(dataset.validation)
+        count = len(windows) // micro * micro or len(windows)  # compiled for one batch size
+        evaluating = getattr(optimizer, "evaluating", contextlib.nullcontext)
+        with evaluating():
+            losses = [compute_loss(w[:, :-1], w[:, 1:]) for w in windows[:count].split(micro)]
+        return float(torch.stack(losses).mean())
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def cut_windows(source: Any) -> Tensor:
+    """The windows of a text with the token that follows each: (count, context + 1)."""
+    starts = torch.arange(len(source), device=source.tokens.device) * source.context
+    within = torch.arange(source.context + 1, device=source.tokens.device)
+    return _to_indices(source.tokens[starts[:, None] + within])
+
+
+def draw_batches(source: Any, rows: int, seed: int) -> Iterator[Tensor]:
+    """Endless batches (rows, context + 1); each pass has its own offset and order."""
+    device = source.tokens.device
+    within = torch.arange(source.context + 1, device=device)
+    left = torch.zeros(0, dtype=torch.long)
+    epoch = 0
+    while True:
+        while len(left) < rows:
+            generator = torch.Generator().manual_seed(1_000 * seed + epoch)
+            offset = int(torch.randint(source.context, (), generator=generator))
+            starts = torch.randperm(len(source), generator=generator) * source.context + offset
+            starts.clamp_(max=len(source.tokens) - 1 - source.context)
+            left, epoch = torch.cat([left, starts]), epoch + 1
+        chosen, left = left[:rows].to(device), left[rows:]
+        yield _to_indices(source.tokens[chosen[:, None] + within])
+
+
+def _to_indices(tokens: Tensor) -> Tensor:
+    """16-bit tokens are stored with the bits of unsigned ones."""
+    wide = tokens.long()
+    return wide & 0xFFFF if tokens.dtype == torch.int16 else wide
+
+
+def describe(key: RunKey) -> str:
+    s = key.setting
+    return (
+        f"{key.stage:10} {key.model} {key.tokens_per_step}×{key.steps} {s.arm:18} lr {s.lr:<8.4g} "
+        f"decay {s.decay:<5.3g} before {s.before} μ {s.momentum} "
+        f"scales {s.embedding:g} {s.output:g} {s.vector:g} seed {key.seed}"
+    )

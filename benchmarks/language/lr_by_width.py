@@ -1,0 +1,95 @@
+"""Does one learning rate suit GPTs of all widths? The best one on a grid, for each scaling.
+
+    python -m benchmarks.language.lr_by_width train --data-dir data --seconds 1200
+    python -m benchmarks.language.lr_by_width table
+
+Every width is trained with learning rates in ratio 2, until the best has a worse one on both sides;
+then the two best get three seeds. Runs are lines of results/lr-by-width.jsonl and are not repeated.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.markdown import format_table
+from benchmarks.common.script import describe_origin
+from benchmarks.common.search import find_bracketed_best
+from benchmarks.language.language_arms import ARMS, Setting
+from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
+
+RESULTS = Path("results/lr-by-width.jsonl")
+WIDTHS = (128, 512, 1024)
+START = {"spectral": 0.008, "muon": 0.016, "adamw": 0.004}  # by the first word of an arm
+SEEDS = 3
+
+
+def make_key(arguments: argparse.Namespace, arm: str, width: int, index: int, seed: int) -> RunKey:
+    lr = START[arm.split()[0]] * 2.0**index
+    setting = Setting(arm, lr, embedding=arguments.rest, output=arguments.rest)
+    model = f"gpt:width={width},depth=6"
+    batch = arguments.batch_tokens
+    return RunKey("width", model, 256, batch, arguments.steps, setting, seed)
+
+
+def tune(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, width: int) -> int:
+    """The index of the best learning rate; MissingRunError if the time is up."""
+
+    def score(index: int, seed: int) -> float:
+        loss = runner.finish(make_key(arguments, arm, width, index, seed))["loss"]
+        return -1e9 if loss is None else -loss
+
+    return find_bracketed_best(score, [(0, 0), (-1, 0), (1, 0)], 1)[0]
+
+
+def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
+    rows = []
+    for arm in arguments.arms:
+        for width in arguments.widths:
+            found = {}
+            for index in range(-8, 9):
+                runs = ledger.find_seeds(make_key(arguments, arm, width, index, 0))
+                losses = [run["loss"] for run in runs.values() if run["loss"] is not None]
+                if losses:
+                    found[index] = (sum(losses) / len(losses), len(losses))
+            if not found:
+                continue
+            best = min(found, key=lambda index: found[index][0])
+            start = START[arm.split()[0]]
+            curve = ", ".join(f"{start * 2.0**i:.4g}: {found[i][0]:.4f}" for i in found)
+            loss, seeds = found[best]
+            rows.append(
+                (arm, str(width), f"{start * 2.0**best:.4g}", f"{loss:.4f}", str(seeds), curve)
+            )
+    print(format_table(("arm", "width", "best lr", "loss", "n", "all"), "lrrrrl", rows))
+
+
+def main() -> None:
+    parser = create_language_parser(__doc__, RESULTS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("stage", choices=("train", "table"))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["spectral"])
+    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-tokens", type=int, default=131_072)
+    parser.add_argument("--rest", type=float, default=1.0, help="scale of embedding and output")
+    arguments = parser.parse_args()
+    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    if arguments.stage == "train":
+        trainer = LanguageTrainer(
+            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
+        )
+        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
+        for width in arguments.widths:
+            for arm in arguments.arms:
+                try:
+                    best = tune(arguments, runner, arm, width)
+                except MissingRunError:
+                    continue
+                for index in (best, best - 1, best + 1):
+                    for seed in range(1, SEEDS):
+                        runner.run(make_key(arguments, arm, width, index, seed))
+    print_table(arguments, ledger)
+
+
+if __name__ == "__main__":
+    main()
