@@ -115,6 +115,7 @@ def test_in_a_new_process(foreach, tmp_path):
     assert equal(expected[1], found[1])
 
 
+@pytest.mark.filterwarnings("ignore:a scheduler cycles the momentum")
 def test_with_a_scheduler_that_moves_momentum(tmp_path):
     def build():
         model, optimizer = model_and_optimizer(**STRONG)

@@ -226,6 +226,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:a scheduler cycles the momentum")
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR's own, in torch 2.6
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_torch_schedulers(name):
