@@ -30,6 +30,18 @@ PRELOADED = [
 ]
 
 
+# In a program: the workers of a study are copies of it, which spares their imports of torch.
+FORK_WORKERS = """
+import multiprocessing
+from neumann.lab.studies import workers
+workers.get_context = lambda method: multiprocessing.get_context("fork")
+"""
+FORKING_COMMAND = (
+    "-c",
+    f"{FORK_WORKERS}\nfrom neumann.lab.commands.main import main\nraise SystemExit(main())",
+)
+
+
 def copying_context() -> ForkServerContext | SpawnContext:
     if torch.cuda.is_available():  # a question after which no copy of a process can use the GPU
         return multiprocessing.get_context("spawn")

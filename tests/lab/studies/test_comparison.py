@@ -19,6 +19,7 @@ from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
+from tests.support.programs import FORK_WORKERS, run
 
 pytestmark = pytest.mark.slow
 
@@ -120,11 +121,25 @@ def test_interrupted_comparison_continues(tmp_path, finished):
     ]
 
 
+COMPARE = """
+import sys
+from pathlib import Path
+from neumann.lab.studies.comparison import run_comparison
+from neumann.lab.studies.settings import CompareConfig
+arms = tuple(sys.argv[1].split(","))
+run_comparison(CompareConfig(arms=arms, seeds=1, epochs=2, target=50.0, jobs=2), Path(sys.argv[2]))
+"""
+
+
 @pytest.mark.slow
 def test_workers_give_the_same_weights(tmp_path, finished):
     folder, comparison, _ = finished
     config = CompareConfig(arms=SMALL.arms[:2], seeds=1, epochs=2, target=50.0, jobs=2)
-    rows = run_comparison(config, tmp_path).rows
+    ended = run("-c", FORK_WORKERS + COMPARE, ",".join(config.arms), str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    ends = Ends()
+    rows = run_comparison(config, tmp_path, ends).rows
+    assert ends.keys == []
     assert [r.runs[0].score for r in rows] == [r.runs[0].score for r in comparison.rows[:2]]
     for arm in config.arms:
         ours, theirs = (

@@ -23,7 +23,7 @@ from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
-from tests.support.programs import Program
+from tests.support.programs import FORKING_COMMAND, Program
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 
@@ -37,19 +37,8 @@ FLAGS = ["compare", "--data", DATA, "--arms", *LONG.arms, "--seeds", "1"]
 FLAGS += ["--epochs", "400", "--log-every", "5"]
 
 
-# Workers are copies of the command, which spares two imports of torch.
-FORKING = """
-import multiprocessing
-import sys
-from neumann.lab.commands.main import main
-from neumann.lab.studies import workers
-workers.get_context = lambda method: multiprocessing.get_context("fork")
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @contextmanager
-def started(folder, command=("-c", FORKING)):
+def started(folder, command=FORKING_COMMAND):
     """The command, as soon as both workers train."""
     with Program(*command, *FLAGS, "--jobs", "2", "--output", str(folder)) as program:
         wait_until(lambda: len(list(folder.glob("*/seed-0/metrics.jsonl"))) == 2, program)
@@ -92,7 +81,7 @@ def send_to_group(pid, number):
 @pytest.mark.parametrize(
     ("number", "send", "words"),
     [
-        (signal.SIGTERM, os.kill, ("-c", FORKING)),
+        (signal.SIGTERM, os.kill, FORKING_COMMAND),
         (signal.SIGINT, send_to_group, ("-m", "neumann")),  # as Ctrl-C does
     ],
 )
