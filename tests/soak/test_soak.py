@@ -13,7 +13,7 @@ from tests.support.programs import run
 
 # The first cases of a program, or some of them. The kills have a test of their own.
 CASES = {
-    "interrupts": (0, 9, 30, 33),
+    "interrupts": (0, 9, 33),
     "html": range(18),
     "damage": range(24),
     "spectra": range(3),

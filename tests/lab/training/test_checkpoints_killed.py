@@ -54,7 +54,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_intact(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     step = 0
     leftovers = 0
-    for _ in range(80):
+    for _ in range(50):
         child, reading = fork_saver(tmp_path, step + 1)
         select.select([reading], [], [], 10)
         time.sleep(chance.uniform(0, 0.02))

@@ -231,7 +231,7 @@ def fork_writer(folder, first):
 def test_killed_while_it_appends(tmp_path):
     chance = random.Random(0)
     first = 1
-    for _ in range(40):
+    for _ in range(25):
         child, reading = fork_writer(tmp_path, first)
         select.select([reading], [], [], 10)
         time.sleep(chance.uniform(0, 0.01))
