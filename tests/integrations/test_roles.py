@@ -70,6 +70,36 @@ HUGGING_FACE = {
         "MixtralForCausalLM",
         SMALL | {"intermediate_size": 24, "num_key_value_heads": 2, "num_local_experts": 3},
     ),
+    # Others that store their matrices in ways of their own.
+    "hf_gpt_oss": (
+        "GptOssForCausalLM",
+        SMALL
+        | {"intermediate_size": 24, "num_key_value_heads": 2, "num_local_experts": 3}
+        | {"num_experts_per_tok": 2, "head_dim": 4},
+    ),
+    "hf_llama4": (
+        "Llama4ForCausalLM",
+        SMALL
+        | {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_key_value_heads": 2}
+        | {"num_local_experts": 3, "head_dim": 4, "interleave_moe_layer_step": 2},
+    ),
+    "hf_phi3": (
+        "Phi3ForCausalLM",
+        SMALL | {"intermediate_size": 24, "num_key_value_heads": 2, "pad_token_id": 0},
+    ),
+    "hf_modernbert": (
+        "ModernBertForMaskedLM",
+        SMALL | {"intermediate_size": 24, "pad_token_id": 0},
+    ),
+    "hf_mamba": (
+        "MambaForCausalLM",
+        {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 5}
+        | {"time_step_rank": 3},
+    ),
+    "hf_vit_encoder": (
+        "ViTModel",
+        SMALL | {"intermediate_size": 24, "image_size": 8, "patch_size": 4},
+    ),
 }
 
 

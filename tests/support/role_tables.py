@@ -2,7 +2,7 @@
 
 After a change that is meant to change them, write them again and read the difference:
 
-    WRITE_ROLES=1 python -m pytest tests/optim/test_roles.py tests/integrations/test_roles.py
+    WRITE_ROLES=1 python -m pytest tests/optim/roles tests/integrations/test_roles.py
 """
 
 import os

@@ -109,6 +109,22 @@ def test_types(layer, role):
     assert {role for name, role in found.items() if "bias" in name} == {"vector"}
 
 
+def test_an_embedding_of_another_library():
+    class QuantEmbedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(11, 8))
+            self.cls_token = nn.Parameter(torch.zeros(1, 8))
+
+    model = nn.ModuleDict({"embed": QuantEmbedding(), "head": nn.Linear(8, 11)})
+    model["head"].weight = model["embed"].weight
+    assert roles(model) == {
+        "embed.weight": "embedding",
+        "embed.cls_token": "vector",
+        "head.bias": "vector",
+    }
+
+
 def test_a_linear_layer_with_norm_in_its_name_is_a_matrix():
     class NormalizedLinear(nn.Linear):
         pass
@@ -213,10 +229,13 @@ def test_a_parameter_with_one_long_dimension_is_a_vector():
     )
 
 
-def test_a_list_of_parameters_has_the_name_of_the_list():
+def test_a_list_of_parameters_is_known_by_its_own_name():
     model = Holder()
     model.experts = nn.ParameterList(torch.zeros(3, 4) for _ in range(2))
+    model.positions = Holder()
+    model.positions.weights = nn.ParameterList([torch.zeros(3, 4)])
     assert roles(model)["experts.1"] == "hidden"
+    assert roles(model)["positions.weights.0"] == "embedding"
 
 
 def test_a_parameter_that_fits_no_role():

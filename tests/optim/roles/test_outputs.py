@@ -1,6 +1,7 @@
 """Which layers compute the outputs of a model."""
 
 import pytest
+import torch
 from torch import nn
 
 from neumann.optim.roles import find_roles
@@ -26,6 +27,8 @@ def test_an_encoder_has_none(container):
     encoder = Encoder(container([Block(), Block()]))
     assert outputs(encoder) == []
     encoder.pooler = nn.Linear(8, 8)  # of BERT
+    assert outputs(encoder) == []
+    encoder.multi_modal_projector = nn.Linear(8, 6)  # from images to tokens
     assert outputs(encoder) == []
     encoder.classify = nn.Linear(8, 3)
     assert outputs(encoder) == ["classify.weight"]
@@ -66,6 +69,9 @@ def test_layers_in_a_list():
 
     assert outputs(Perceptron(5, 8, 8, 3)) == ["layers.2.weight"]
     assert outputs(Perceptron(8, 8, 8)) == []  # like the layers before it
+    wrapped = Perceptron(5, 8, 3)
+    wrapped.layers[1] = torch.compile(wrapped.layers[1], backend="eager")
+    assert outputs(wrapped) == ["layers.1.weight"]
 
 
 def name_heads(heads):
@@ -98,6 +104,17 @@ def test_auxiliary_classifiers():
             self.aux_classifier = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1))
 
     assert outputs(Model()) == ["classifier.2.weight", "aux_classifier.2.weight"]
+
+
+def test_a_classifier_may_be_a_module():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 6), nn.Linear(6, 5))
+            self.classifier_distill = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 5))
+            self.blocks = nn.ModuleList([Block(), Block()])
+
+    assert outputs(Model()) == ["classifier.2.weight", "classifier_distill.1.weight"]
 
 
 def test_a_detector_has_several():

@@ -159,12 +159,12 @@ def _refuse_untrainable(name: str, parameter: Tensor) -> None:
 
 
 def _choose_role(own: _Owned, outputs: set[nn.Module]) -> str:
-    parameter, modules = own.parameter, [place.module for place, _ in own.places]
+    parameter = own.parameter
     if parameter.ndim > 1:
-        if any(isinstance(module, _EMBEDDINGS) for module in modules):
+        modules = [place.module for place, name in own.places if name in ("weight", "weight_v")]
+        if any(map(_is_embedding, modules)):
             return EMBEDDING
-        weights = [place.module for place, name in own.places if name in ("weight", "weight_v")]
-        if any(module in outputs for module in weights):
+        if any(module in outputs for module in modules):
             return OUTPUT
     if sum(size > 1 for size in parameter.shape) <= 1:
         return VECTOR
@@ -178,7 +178,7 @@ def _choose_role(own: _Owned, outputs: set[nn.Module]) -> str:
         return VECTOR
     called = [attribute]
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
-        called.append(place.layer)
+        called += place.path.split(".")[-2:]
     for role, names in _NAMES:
         if any(map(names.search, called)):
             return role
@@ -186,3 +186,8 @@ def _choose_role(own: _Owned, outputs: set[nn.Module]) -> str:
         f"{own.name}, of shape {tuple(parameter.shape)} in a {type(module).__name__}, fits no "
         f'role: name one, for example roles={{"{own.name}": "hidden"}}'
     )
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    named = "Embedding" in type(module).__name__ and not is_matrix_module(module)
+    return named or isinstance(module, _EMBEDDINGS)

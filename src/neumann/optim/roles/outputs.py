@@ -11,30 +11,34 @@ from itertools import pairwise
 
 from torch import nn
 
-from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size
+from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size, unwrap
 
 _OUTPUT_NAMES = re.compile(
-    r"classifier|logits|unembed|^(lm_)?head$|^(cls|bbox|kps)_|_pred$|^(text|visual)_projection$"
+    r"classifier|logits|unembed|^(lm_)?head$|^(cls|class|bbox|kps)_|_pred$"
+    r"|^(text|visual)_projection$"
 )
+_NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector")  # which may come last
 
 
 def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
     """The linear layers and convolutions among these places that compute outputs."""
-    layers = [p for p in places if p.path and is_matrix_module(p.module) and "pooler" not in p.path]
+    layers = [p for p in places if p.path and is_matrix_module(p.module)]
+    layers = [place for place in layers if not _NO_OUTPUTS.search(place.path)]
     auxiliary: dict[str, list[Place]] = {}
     main: list[Place] = []
     for place in layers:
         branch = re.match(r"(.*\.)?aux[^.]*", place.path, re.IGNORECASE)
         (auxiliary.setdefault(branch[0], []) if branch else main).append(place)
-    named = _ask(places[0].module)
-    outputs = _find_last(main) if named is None else named
+    answer = _ask(places[0].module)
+    outputs = _find_last(main) if answer is None else answer
     for branch_layers in auxiliary.values():
         outputs |= _find_last(branch_layers)
-    outputs |= {
-        place.module
-        for place in layers
-        if _OUTPUT_NAMES.search(place.layer) and not place.lists and is_layer(place.module)
-    }
+    for place in places:
+        if _OUTPUT_NAMES.search(place.layer) and not place.lists:
+            if is_layer(place.module):
+                outputs.add(place.module)
+            elif "classifier" in place.layer:
+                outputs |= _find_last([p for p in layers if p.path.startswith(f"{place.path}.")])
     return outputs
 
 
@@ -64,7 +68,8 @@ def _find_last(layers: Sequence[Place]) -> set[nn.Module]:
         return set()
     if not isinstance(parent, nn.ModuleList | nn.ModuleDict):
         return {last}
-    beside = {child: size for child in parent.children() if (size := read_size(child))}
+    children = map(unwrap, parent.children())
+    beside = {child: size for child in children if (size := read_size(child))}
     inputs, outputs = beside[last]
     if inputs == outputs:  # like a hidden layer
         return set()

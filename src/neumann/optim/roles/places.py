@@ -38,7 +38,7 @@ def find_places(
     module: nn.Module, path: str = "", parent: nn.Module | None = None, lists: int = 0
 ) -> Iterator[Place]:
     """A module and all modules below it. One that is used twice appears twice."""
-    module = _unwrap(module)
+    module = unwrap(module)
     place = Place(path, module, parent, lists)
     yield place
     for name, child in module._modules.items():
@@ -47,7 +47,7 @@ def find_places(
             yield from find_places(child, place.name_of(name), module, lists + more)
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module inside DDP, torch.compile and activation checkpointing."""
     while True:
         if type(module).__name__ == "FullyShardedDataParallel":
