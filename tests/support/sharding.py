@@ -26,14 +26,12 @@ FLAT, HYBRID = (-1,), (2, 2)  # one dimension to shard over; replicas of two sha
 def sharded(
     shape: tuple[int, ...] = FLAT, dtype: torch.dtype = torch.float64, **options: Any
 ) -> tuple[nn.Module, Neumann]:
-    """The network, sharded layer by layer, and its optimizer."""
+    """The network and its optimizer; the first layer is sharded apart from the rest."""
     size = distributed.get_world_size()
     names = ("shard",) if shape == FLAT else ("replicate", "shard")
     mesh = init_device_mesh("cpu", (size,) if shape == FLAT else shape, mesh_dim_names=names)
     model = network(dtype)
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
+    fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, Neumann(model.named_parameters(), **{**OPTIONS, **options})
 
