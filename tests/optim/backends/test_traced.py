@@ -67,6 +67,7 @@ def test_two_hundred_steps_with_a_scheduler(oracle, backend, tensor, graphs):
     assert deviation(optimizer, oracle) < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore:a scheduler cycles the momentum")
 @pytest.mark.parametrize("rate", [float, torch.tensor], ids=["float", "tensor"])
 def test_schedulers_of_both_kinds(rate):
     """OneCycleLR moves the momentum too, always as a float: a second compilation."""
