@@ -112,8 +112,12 @@ def test_every_package_lists_its_modules():
 
 def test_every_published_result_has_a_script():
     index = (ROOT / "results/README.md").read_text()
-    for path in (ROOT / "results").glob("*-*"):
-        assert path.stem.removesuffix("-cpu") in index, f"the index lacks {path.name}"
+    folder = ROOT / "results"
+    for path in set(folder.glob("**/*.*")) - {folder / "README.md"}:
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        assert name.removesuffix("-cpu") in index, f"the index lacks {path.name}"
+    for name in re.findall(r"`(\w[\w/-]*\.(?:jsonl?|txt|png|md))`", index):
+        assert (folder / name).exists(), f"the index names {name}, which is not there"
     for module in re.findall(r"`((?:benchmarks|tests)\.[a-z_.]+)", index):
         assert importlib.util.find_spec(module), f"results/README.md names {module}"
 

@@ -1,5 +1,6 @@
 """Language models: optimizers on GPTs of several widths, at a fixed number of steps.
 
-Script: `lr_by_width` (does the best learning rate carry over from narrow networks to wide ones?).
+Scripts: `tune_roles` (which P, rates and momenta suit each role?), `lr_by_width` (does the best
+learning rate carry over from narrow networks to wide ones?).
 Helpers: `language_arms` (optimizers by role), `language_runs` (one run).
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,26 +26,28 @@ class Setting:
     embedding: float = 1.0  # learning rate of embeddings, as a multiple of lr
     output: float = 1.0  # of the output layer
     vector: float = 1.0  # of vectors
+    cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
 
 
-def build_spectral(model: nn.Module, setting: Setting, scaling: str, matrices: bool) -> Neumann:
-    """Neumann with the spectral P for hidden matrices, and for all matrices if asked to."""
+def build_spectral(
+    model: nn.Module, setting: Setting, scaling: str = "rms", also: Sequence[str] = ()
+) -> Neumann:
+    """Neumann: the spectral P for hidden matrices and the roles in `also`, diagonal elsewhere."""
     before = Momentum(setting.before)
-    hidden: Any = Spectral(before=before)
+    spectral: Any = Spectral(before=before)
     elementwise: Any = Diagonal(before=before)
     if scaling == "norm":  # the size that "rms" has at width 512
-        hidden = Spectral(scale=0.2 * 512**0.5, before=before, scaling="norm")
-    rest = hidden if matrices else elementwise
+        spectral = Spectral(scale=0.2 * 512**0.5, before=before, scaling="norm")
+    output = setting.output
+    if scaling == "norm" and "output" not in also:  # outputs of any width change by the same amount
+        output *= 512 / collect_roles(model)["output"][0].shape[1]
+    chosen = {role: spectral if role in also else elementwise for role in ("embedding", "output")}
     options = {
-        "hidden": RoleOptions(hidden, decay=True),
-        "embedding": RoleOptions(rest, decay=False, scale=setting.embedding),
-        "output": RoleOptions(rest, decay=True, scale=setting.output),
+        "hidden": RoleOptions(spectral, decay=True),
+        "embedding": RoleOptions(chosen["embedding"], decay=False, scale=setting.embedding),
+        "output": RoleOptions(chosen["output"], decay=True, scale=output),
         "vector": RoleOptions(elementwise, decay=False, scale=setting.vector),
     }
-    if scaling == "norm" and not matrices:  # outputs of any width change by the same amount
-        (output,) = collect_roles(model)["output"]
-        scale = setting.output * 512 / output.shape[1]
-        options["output"] = RoleOptions(elementwise, decay=True, scale=scale)
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 
@@ -119,11 +122,14 @@ class Pair:
             optimizer.zero_grad()
 
 
+BOTH = ("embedding", "output")
 ARMS: dict[str, Callable[[nn.Module, Setting], Any]] = {
-    "spectral": lambda model, setting: build_spectral(model, setting, "rms", matrices=False),
-    "spectral by norm": lambda model, setting: build_spectral(model, setting, "norm", False),
-    "spectral everywhere": lambda model, setting: build_spectral(model, setting, "rms", True),
-    "spectral everywhere by norm": lambda m, setting: build_spectral(m, setting, "norm", True),
+    "spectral": build_spectral,
+    "spectral embedding": partial(build_spectral, also=("embedding",)),
+    "spectral output": partial(build_spectral, also=("output",)),
+    "spectral everywhere": partial(build_spectral, also=BOTH),
+    "spectral by norm": partial(build_spectral, scaling="norm"),
+    "spectral everywhere by norm": partial(build_spectral, scaling="norm", also=BOTH),
     "muon": build_muon,
     "adamw": build_adamw,
 }

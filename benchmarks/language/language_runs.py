@@ -22,11 +22,12 @@ from benchmarks.common.script import create_parser
 from benchmarks.language.language_arms import ARMS, Setting
 from neumann.lab.data import load
 from neumann.lab.data.dataset import Dataset
+from neumann.lab.data.windows import to_indices
 from neumann.lab.models import build
 from neumann.optim.schedules import lr_factor
 
 RAMP = 0.03  # of the steps
-MICRO_TOKENS = 65_536  # tokens whose logits are in memory at once
+MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,15 @@ class LanguageTrainer:
         )
         self._device = torch.device(device)
         self._datasets: dict[int, Dataset] = {}
+        self._networks: dict[tuple[str, int], tuple[nn.Module, Any]] = {}
 
     def train(self, key: RunKey) -> Run:
         """Train a run and return what to record."""
         if key.context not in self._datasets:
             self._datasets[key.context] = self._load(key.context)
         dataset = self._datasets[key.context]
-        torch.compiler.reset()
-        torch.manual_seed(key.seed)
-        model = build(key.model, dataset).to(self._device)
+        model, compute_loss = self._prepare(key, dataset)
         optimizer = ARMS[key.setting.arm](model, key.setting)
-        compute_loss = self._compile(model)
         peaks = [group["lr"] for group in optimizer.param_groups]
         rows = key.tokens_per_step // key.context
         micro = max(1, min(rows, MICRO_TOKENS // key.context))
@@ -94,6 +93,8 @@ class LanguageTrainer:
             )
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
+                if key.setting.cooling:
+                    group["momentum"] = key.setting.momentum * factor**key.setting.cooling
             optimizer.zero_grad()
             windows = next(batches).split(micro)
             total = torch.zeros((), device=self._device)
@@ -114,6 +115,19 @@ class LanguageTrainer:
             "losses": [round(loss, 4) for loss in found[:: max(1, key.steps // 50)]],
             "seconds": seconds,
         }
+
+    def _prepare(self, key: RunKey, dataset: Dataset) -> tuple[nn.Module, Any]:
+        """The network with the weights of its seed. It is compiled once, then filled again."""
+        torch.manual_seed(key.seed)
+        fresh = build(key.model, dataset)
+        size = key.model, key.context
+        if size not in self._networks:
+            model = build(key.model, dataset).to(self._device)
+            self._networks[size] = model, self._compile(model)
+        model, compute_loss = self._networks[size]
+        model.load_state_dict(fresh.state_dict())
+        model.zero_grad()
+        return model, compute_loss
 
     def _compile(self, model: nn.Module) -> Any:
         on_gpu = self._device.type == "cuda"
@@ -145,7 +159,7 @@ def cut_windows(source: Any) -> Tensor:
     """The windows of a text with the token that follows each: (count, context + 1)."""
     starts = torch.arange(len(source), device=source.tokens.device) * source.context
     within = torch.arange(source.context + 1, device=source.tokens.device)
-    return _to_indices(source.tokens[starts[:, None] + within])
+    return to_indices(source.tokens[starts[:, None] + within])
 
 
 def draw_batches(source: Any, rows: int, seed: int) -> Iterator[Tensor]:
@@ -162,13 +176,7 @@ def draw_batches(source: Any, rows: int, seed: int) -> Iterator[Tensor]:
             starts.clamp_(max=len(source.tokens) - 1 - source.context)
             left, epoch = torch.cat([left, starts]), epoch + 1
         chosen, left = left[:rows].to(device), left[rows:]
-        yield _to_indices(source.tokens[chosen[:, None] + within])
-
-
-def _to_indices(tokens: Tensor) -> Tensor:
-    """16-bit tokens are stored with the bits of unsigned ones."""
-    wide = tokens.long()
-    return wide & 0xFFFF if tokens.dtype == torch.int16 else wide
+        yield to_indices(source.tokens[chosen[:, None] + within])
 
 
 def describe(key: RunKey) -> str:
@@ -176,5 +184,6 @@ def describe(key: RunKey) -> str:
     return (
         f"{key.stage:10} {key.model} {key.tokens_per_step}×{key.steps} {s.arm:18} lr {s.lr:<8.4g} "
         f"decay {s.decay:<5.3g} before {s.before} μ {s.momentum} "
-        f"scales {s.embedding:g} {s.output:g} {s.vector:g} seed {key.seed}"
+        f"scales {s.embedding:g} {s.output:g} {s.vector:g} "
+        f"cooling {s.cooling:g} seed {key.seed}"
     )

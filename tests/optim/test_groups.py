@@ -67,6 +67,14 @@ def test_the_table():
     assert cells[-1] == ["frozen", "unused", "3"]
 
 
+def test_repeated_layers_are_one_row():
+    stack = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    stack.encoder_layer_0, stack.encoder_layer_1 = nn.Linear(4, 4), nn.Linear(4, 4)
+    shown = repr(param_groups(stack, roles={"*encoder*weight": "hidden"}))
+    assert "*.weight (3)" in shown
+    assert "encoder_layer_*.bias (2)" in shown
+
+
 def test_options_of_a_role():
     options = {"output": RoleOptions(Diagonal(scale=0.4), decay=False, scale=0.5)}
     groups = param_groups(Network(), options=options, weight_decay=0.1)
@@ -119,6 +127,7 @@ def test_it_trains_and_resumes():
         ({"options": {"hiden": DEFAULTS["hidden"]}}, "a role in options must be one of"),
         ({"weight_decay": float("nan")}, "weight_decay must be None or a finite number"),
         ({"weight_decay": "0.1"}, "weight_decay must be None or a finite number"),
+        ({"options": {"hidden": "spectral"}}, "must be a RoleOptions, got 'spectral'"),
     ],
 )
 def test_bad_arguments(options, message):

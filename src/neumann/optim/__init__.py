@@ -9,7 +9,7 @@ The mathematics, as pure functions:
 One step, in the order in which a gradient passes through:
 
     neumann          class Neumann, the contract of torch.optim
-    options          its options: types, defaults, checks
+    options          its options: types and checks; `defaults`: those that depend on P
     state            what is kept for each parameter
     tensors          the lists w, g, m, δ of a group, from the state to the kernel
     skipping         whether all gradients are finite

@@ -121,8 +121,9 @@ def param_groups(
     if weight_decay is not None:
         good = is_number(weight_decay) and weight_decay >= 0
         require(good, "weight_decay", weight_decay, "None or a finite number of at least 0")
-    for role in options or {}:
+    for role, given in (options or {}).items():
         require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
+        require(isinstance(given, RoleOptions), f"options[{role!r}]", given, "a RoleOptions")
     chosen = {**DEFAULTS, **(options or {})}
     assignments = find_roles(model, roles, split_heads=split_heads)
     trained = [a for a in assignments if a.role != FROZEN]
@@ -153,7 +154,7 @@ def _summarize(named: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for name, parameter in named:
         shape = " × ".join(map(str, parameter.shape)) or "scalar"
-        found.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append((name, shape))
+        found.setdefault(re.sub(r"(?<![^._])\d+(?=\.)", "*", name), []).append((name, shape))
     rows = []
     for pattern, entries in found.items():
         shapes = list(dict.fromkeys(shape for _, shape in entries))

@@ -21,6 +21,12 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from neumann.optim import checkpoint, modes, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
+from neumann.optim.defaults import (
+    add_usual_options,
+    find_explicit,
+    make_defaults,
+    refuse_mixture,
+)
 from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance_tracker import DistanceTracker
 from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
@@ -98,7 +104,7 @@ class Neumann(Optimizer):
     _constructing = False  # the groups are still those given to the constructor
     _explicit: frozenset[str] = frozenset()  # options that the user gave, by name
     _cut_short = False  # the update of the last step failed on the way
-    _has_looked = False  # at what a scheduler has done to the groups, in the first step
+    _warned_of_momentum = False  # whether the first step has looked for a scheduler that cycles it
     _switching = False  # between the modes: `train` or `eval` was cut short
 
     def __init__(
@@ -133,10 +139,11 @@ class Neumann(Optimizer):
         given = dict(locals())  # every option, by name
         for name in ("self", "params", "process_group", "__class__"):
             del given[name]
-        entries: Any = params if isinstance(params, Tensor) else list(params)  # torch refuses one
+        # A single tensor stays one: torch refuses it with its own message.
+        entries: Any = params if isinstance(params, Tensor) else list(params)
         groups = [entry for entry in entries if isinstance(entry, dict)]
-        defaults = options.make_defaults(given, groups)
-        self._explicit = options.find_explicit(given)
+        defaults = make_defaults(given, groups)
+        self._explicit = find_explicit(given)
         self.process_group = process_group
         self._store = StateStore()
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
@@ -154,7 +161,7 @@ class Neumann(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = options.to_plain(param_group)
-        options.add_usual_options(group, self._explicit)
+        add_usual_options(group, self._explicit)
         if not isinstance(group["params"], Tensor | set):  # torch refuses sets itself
             group["params"] = list(group["params"])
             taken = {n for known in self.param_groups for n in known.get("param_names", ())}
@@ -188,7 +195,7 @@ class Neumann(Optimizer):
         paper = any(known["precondition"] is None for known in self.param_groups)
         forced = has_forces(group) or group["warmup_steps"] or group["reset_steps"]
         if group["precondition"] is not None and paper and forced:
-            options.refuse_mixture(self._explicit)
+            refuse_mixture(self._explicit)
 
     def _rebuild(self) -> None:
         """After groups or state have changed: find the sharding, choose a backend, tie scalars."""
@@ -284,9 +291,9 @@ class Neumann(Optimizer):
         options.check_agreement(self.param_groups)
         for group in self.param_groups:
             options.check_scheduled(group)
-        if not self._has_looked:
+        if not self._warned_of_momentum:
             options.warn_of_cycled_momentum(self.param_groups)
-            self._has_looked = True
+            self._warned_of_momentum = True
         self._reconcile()
         store = self._store
         groups = self._gather()

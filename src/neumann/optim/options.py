@@ -1,7 +1,7 @@
-"""The options of Neumann: their types, their ranges, and how epochs become steps.
+"""The options of Neumann: their types and their ranges.
 
 What each option means is in the docstring of :class:`neumann.Neumann`. A check changes nothing, so
-a bad option never reaches the weights.
+a bad option never reaches the weights. The defaults that depend on P are in `defaults`.
 """
 
 import math
@@ -63,28 +63,6 @@ _TYPES = get_type_hints(GroupOptions)
 _FLAGS = [name for name, kind in _TYPES.items() if kind in (bool, bool | None)]
 STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-# Defaults that depend on the preconditioner: the paper's, and what measurements favor under P
-# (docs/preconditioning.md). The spectral P needs less momentum: it has its own before it.
-_PAPER: Mapping[str, Any] = {
-    "warmup_epochs": 5,
-    "reset_epochs": 10,
-    "momentum": 0.9,
-    "cubic": 1e-7,
-    "repulsive": 1e-5,
-    "decoupled_weight_decay": False,
-}
-_PRECONDITIONED: Mapping[str, Any] = {
-    **_PAPER,
-    "warmup_epochs": 0,
-    "reset_epochs": 0,
-    "cubic": 0.0,
-    "repulsive": 0.0,
-    "decoupled_weight_decay": True,
-}
-_SPECTRAL: Mapping[str, Any] = {**_PRECONDITIONED, "momentum": 0.6}
-
-# Of these, what belongs to the whole run: there is one clock and one distance.
-_OF_THE_RUN = ("warmup_epochs", "reset_epochs", "cubic", "repulsive")
 # What torch's schedulers write into a group.
 _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 # Options of the optimizer as a whole, which no group may set.
@@ -110,93 +88,6 @@ class StepOptions:
 def has_forces(group: Mapping[str, Any]) -> bool:
     """Whether a group has forces, and therefore an average to keep."""
     return bool(group["cubic"] or group["repulsive"])
-
-
-def make_defaults(
-    given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()
-) -> dict[str, Any]:
-    """The defaults of all groups, from the arguments of the constructor.
-
-    None becomes the default, which depends on `precondition`; epochs become steps. If the groups
-    bring their own preconditioners, the defaults of warm-up, resets and forces follow these.
-    """
-    usual = dict(_usual_options(given["precondition"]))
-    if given["precondition"] is None and groups:
-        chosen = [group.get("precondition") for group in groups]
-        if all(p is not None for p in chosen):
-            usual |= {name: _PRECONDITIONED[name] for name in _OF_THE_RUN}
-        elif any(p is not None for p in chosen):
-            refuse_mixture(find_explicit(given))
-    completed = {**given, **{name: usual[name] for name in usual if given[name] is None}}
-    defaults = to_plain(_epochs_to_steps(completed))
-    defaults["training"] = True
-    check_group(defaults)
-    return defaults
-
-
-def find_explicit(given: Mapping[str, Any]) -> frozenset[str]:
-    """The options that were given, of those whose default depends on P."""
-    explicit = {name for name in _PAPER if given[name] is not None}
-    for kind in ("warmup", "reset"):
-        if given[f"{kind}_steps"] is not None:
-            explicit.add(f"{kind}_epochs")
-    return frozenset(explicit)
-
-
-def refuse_mixture(explicit: frozenset[str]) -> None:
-    """Raise if groups with and without P would share defaults that only suit the paper's form."""
-    names = {"warmup_epochs": "warmup_steps", "reset_epochs": "reset_steps"}
-    missing = [names.get(name, name) for name in _OF_THE_RUN if name not in explicit]
-    if missing:
-        raise ValueError(
-            "groups with and without a precondition share warm-up, resets and forces: pass "
-            f"{', '.join(missing)} to Neumann (0 suits a preconditioner)"
-        )
-
-
-def add_usual_options(group: dict[str, Any], explicit: frozenset[str]) -> None:
-    """Give a group that has its own P that P's defaults, where nothing was said."""
-    if "precondition" in group:
-        usual = _usual_options(group["precondition"])
-        for name in ("momentum", "decoupled_weight_decay"):
-            if name not in explicit:
-                group.setdefault(name, usual[name])
-
-
-def _usual_options(precondition: Any) -> Mapping[str, Any]:
-    if precondition is None:
-        return _PAPER
-    name = getattr(precondition, "name", precondition)
-    return _SPECTRAL if isinstance(name, str) and name == "spectral" else _PRECONDITIONED
-
-
-def _epochs_to_steps(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with epochs turned into steps. A number of steps wins over epochs."""
-    result = dict(given)
-    steps_per_epoch = result.pop("steps_per_epoch")
-    if steps_per_epoch is not None:
-        require(
-            is_number(steps_per_epoch) and 1 <= steps_per_epoch < 1e12,
-            "steps_per_epoch",
-            steps_per_epoch,
-            "the number of optimizer steps in an epoch, at least 1",
-        )
-    for kind in ("warmup", "reset"):
-        epochs = result.pop(f"{kind}_epochs")
-        good = is_number(epochs) and 0 <= epochs < 1e9
-        require(good, f"{kind}_epochs", epochs, "a number of at least 0")
-        if result[f"{kind}_steps"] is None:
-            if epochs > 0 and steps_per_epoch is None:
-                raise ValueError(
-                    f"{kind}_steps is None and so is steps_per_epoch: pass "
-                    f"steps_per_epoch=len(loader), which turns {kind}_epochs={epochs:g} into "
-                    f"steps, or pass {kind}_steps"
-                )
-            steps = math.floor(epochs * (steps_per_epoch or 0) + 0.5)
-            if kind == "reset" and epochs > 0:
-                steps = max(1, steps)  # 0 would mean: never
-            result[f"{kind}_steps"] = steps
-    return result
 
 
 def to_plain(group: Mapping[str, Any]) -> dict[str, Any]:

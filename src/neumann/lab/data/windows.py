@@ -52,10 +52,11 @@ class Windows:
         starts = copy_to_device(starts, device)
         within = torch.arange(self.context + 1, device=device)
         for pieces in plan.slices(len(self)):
-            windows = [_to_indices(self.tokens[starts[piece, None] + within]) for piece in pieces]
+            windows = [to_indices(self.tokens[starts[piece, None] + within]) for piece in pieces]
             yield [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows]
 
 
-def _to_indices(tokens: Tensor) -> Tensor:
+def to_indices(tokens: Tensor) -> Tensor:
+    """Tokens as stored in `Windows.tokens` → int64."""
     wide = tokens.long()
     return wide & 0xFFFF if tokens.dtype == torch.int16 else wide

@@ -7,7 +7,7 @@ the series of PA, and the iteration stays the same with P(g) in place of g:
 
 P = I is the paper. To add a preconditioner, write a class with the interface of
 `protocol.Preconditioner` and, if it should have a name, list it in `NAMED`. Its defaults for
-Neumann are `_PRECONDITIONED` in `options.py`; add a case to `_usual_options` there if it needs
+Neumann are `_PRECONDITIONED` in `defaults.py`; add a case to `_usual_options` there if it needs
 others.
 
 protocol            the interface

@@ -1,0 +1,113 @@
+"""The language benchmarks: every arm trains, all see the same batches, and the search is right."""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.common.ledger import Ledger, Runner
+from benchmarks.language import tune_roles
+from benchmarks.language.language_arms import ARMS, Setting, collect_roles
+from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
+from neumann.lab.data.windows import Windows
+from neumann.lab.models.gpt import ModernGPT, Size
+from tests.support.texts import make_documents, write_documents
+
+
+def make_model(width=16):
+    torch.manual_seed(0)
+    return ModernGPT(32, 8, Size(width, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    path = write_documents(folder / "pages.txt", make_documents(60))
+    return LanguageTrainer(f"text:{path}", None, "bytes", "cpu")
+
+
+def make_key(arm, seed=0, **setting):
+    return RunKey(
+        "test", "gpt:width=16,depth=1,heads=2", 16, 128, 5, Setting(arm, 0.01, **setting), seed
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_trains_and_repeats_itself(trainer, arm):
+    if arm == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon before 2.9")
+    first = trainer.train(make_key(arm, cooling=0.5 if arm == "spectral" else 0.0))
+    assert first["losses"][-1] < first["losses"][0]
+    again = trainer.train(make_key(arm, cooling=0.5 if arm == "spectral" else 0.0))
+    assert again["loss"] == first["loss"]  # the network was filled anew
+
+
+def test_roles_have_their_own_rates():
+    model = make_model()
+    setting = Setting("", 0.5, decay=0.25, embedding=2.0, output=4.0)
+    for arm in ("spectral", "adamw"):
+        optimizer = ARMS[arm](model, setting)
+        rates, decays = {}, {}
+        for group in optimizer.param_groups:
+            scale = group["precondition"].scale / 0.2 if arm == "spectral" else 1
+            for p in group["params"]:
+                rates[p], decays[p] = group["lr"] * scale, group["weight_decay"]
+        roles = collect_roles(model)
+        for role, rate, decay in (("hidden", 0.5, 0.25), ("embedding", 1, 0), ("output", 2, 0.25)):
+            assert {rates[p] for p in roles[role]} == {rate}, (arm, role)
+            assert {decays[p] for p in roles[role]} == {decay}, (arm, role)
+
+
+@pytest.mark.parametrize(("width", "rate"), [(16, 32 * 0.2), (32, 16 * 0.2)])
+def test_by_norm_the_output_rate_falls_with_the_width(width, rate):
+    optimizer = ARMS["spectral by norm"](make_model(width), Setting("", 0.5))
+    (output,) = (group for group in optimizer.param_groups if group["role"] == "output")
+    assert output["precondition"].scale == pytest.approx(rate)
+
+
+def test_the_data_order_depends_on_the_seed_alone():
+    source = Windows(torch.arange(100, dtype=torch.int16), 9)
+
+    def draw(seed):
+        return torch.stack(list(itertools.islice(draw_batches(source, 4, seed), 6)))
+
+    batches = draw(1)
+    assert batches.shape == (6, 4, 10)
+    assert torch.equal(batches, draw(1))
+    assert not torch.equal(batches, draw(2))
+    assert (batches.diff(dim=-1) == 1).all()
+    assert len(set(batches[:2, :, 0].flatten().tolist())) == 8  # one pass repeats no window
+    assert cut_windows(source)[:, 0].tolist() == list(range(0, 99, 9))
+
+
+def test_the_search_ends_where_no_coordinate_helps(tmp_path):
+    """On a bowl whose rates interact, through the ledger and back."""
+    arguments = argparse.Namespace(
+        model="m", batch_tokens=1, steps=1, coordinates=("output", "lr", "decay")
+    )
+
+    def lose(key):
+        s = key.setting
+        hidden, output = torch.tensor([s.lr, s.lr * s.output]).log2().tolist()
+        best = torch.tensor([0.016, 0.002]).log2().tolist()
+        a, b = hidden - best[0], output - best[1]
+        return {"loss": a * a + b * b + 0.5 * a * b + (s.decay - 0.4) ** 2}
+
+    runner = Runner(Ledger(tmp_path / "runs.jsonl", RunKey), lose)
+    found = tune_roles.search(arguments, runner, "spectral")
+    assert (found["lr"], found["output"], found["decay"]) == (0.016, 0.002, 0.4)
+    assert found["embedding"] == tune_roles.START["spectral"]["embedding"]
+
+
+def test_the_published_runs_can_be_read(capsys):
+    path = Path(__file__).parents[2] / "results/language/roles.jsonl"
+    ledger = Ledger(path, RunKey)
+    assert len(ledger.runs) > 80
+    arguments = argparse.Namespace(
+        model="gpt:small", batch_tokens=131_072, steps=200, arms=["spectral"], rows=1
+    )
+    tune_roles.print_table(arguments, ledger)
+    assert "| spectral | 1.9666 |" in capsys.readouterr().out
