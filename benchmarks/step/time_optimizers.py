@@ -125,9 +125,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []  # written after each case, in case of an interruption
     if arguments.before:
         given = arguments.before, arguments.seconds, arguments.steps, arguments.only
-        for ratios in compare_versions(arguments.cases, device, *given):
-            rows += ratios
-            write_measurements(arguments, device, before=str(arguments.before), rows=rows)
+        rows = compare_versions(arguments.cases, device, *given)
+        write_measurements(arguments, device, before=str(arguments.before), rows=rows)
         print(format_ratios(rows))
         return
     for case in arguments.cases:

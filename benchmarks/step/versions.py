@@ -3,7 +3,9 @@
 Each version runs in a process of its own, which imports `neumann` from its own source folder. The
 processes take turns: one measures a few steps while the other waits. A round is one turn of each,
 in alternating order, and gives one ratio after/before. The table shows the median of the ratios and
-their quartiles. Slow changes of the machine affect both turns of a round alike and cancel.
+their quartiles. Slow changes of the machine affect both turns of a round alike and cancel. Both
+processes run on the same core, since cores differ, and several pairs of processes are started one
+after another, since processes differ too.
 """
 
 import gc
@@ -12,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -28,9 +30,11 @@ from benchmarks.step.timed_optimizer import TimedOptimizer
 
 ROOT = Path(__file__).parents[2]
 LEAST_ROUNDS = 4
+PAIRS = 3
 CHILD = "from benchmarks.step.versions import serve; serve()"
 CLOCKS = ("wall", "gpu")
 
+Round = list[dict[str, float]]  # the times of each clock: before, after
 Row = dict[str, Any]  # of one optimizer on one case; ratios are quartile, median, quartile
 
 
@@ -38,7 +42,11 @@ class Version:
     """A process that measures with the library from one source folder, until the stack closes."""
 
     def __init__(self, source: Path, device: torch.device, stack: ExitStack) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]),
+            "PYTHONHASHSEED": "0",
+        }
         self._process = stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-c", CHILD],
@@ -69,25 +77,29 @@ def compare_versions(
     seconds: float,
     steps: int,
     only: str | None,
-) -> Iterator[list[Row]]:
-    """Measure the version in the folder `before` and the imported one; yields the rows of a case.
+) -> list[Row]:
+    """Measure the version in the folder `before` and the imported one.
 
     The optimizers whose name contains `only` share `seconds` per case. A turn times `steps` steps.
     """
     if not (before / "neumann").is_dir():
         raise SystemExit(f"{before} holds no package neumann")
     sources = [before.resolve(), Path(neumann.__file__).resolve().parents[1]]
-    with ExitStack() as stack:
-        versions = [Version(source, device, stack) for source in sources]
-        for case in cases:
-            names = [c.name for c in select(version_candidates(device), case, only)]
-            rows = []
-            for name in names:
-                for version in versions:
-                    version.ask(do="build", case=case, name=name)
-                rows.append(_compare(case, name, versions, seconds / len(names), steps))
-                print(format_ratios(rows).splitlines()[-1], flush=True, file=sys.stderr)
-            yield rows
+    turns: dict[tuple[str, str], list[Round]] = {}
+    for _ in range(PAIRS):
+        with ExitStack() as stack:
+            versions = [Version(source, device, stack) for source in sources]
+            for case in cases:
+                names = [c.name for c in select(version_candidates(device), case, only)]
+                for name in names:
+                    for version in versions:
+                        version.ask(do="build", case=case, name=name)
+                    share = seconds / len(names) / PAIRS
+                    found = turns.setdefault((case, name), [])
+                    found += _alternate(versions, share, steps)
+                    row = _summarize(case, name, found)
+                    print(format_ratios([row]).splitlines()[-1], flush=True, file=sys.stderr)
+    return [_summarize(case, name, found) for (case, name), found in turns.items()]
 
 
 def format_ratios(rows: list[Row]) -> str:
@@ -104,13 +116,17 @@ def format_ratios(rows: list[Row]) -> str:
     return format_table(heads, "llrrrrrrr", cells)
 
 
-def _compare(case: str, name: str, versions: list[Version], seconds: float, steps: int) -> Row:
-    turns: list[list[dict[str, float]]] = []  # of each round: before, after
+def _alternate(versions: list[Version], seconds: float, steps: int) -> list[Round]:
+    turns: list[Round] = []
     end = time.monotonic() + seconds
     while len(turns) < LEAST_ROUNDS or time.monotonic() < end:
         order = -1 if len(turns) % 2 else 1
         turns.append([version.ask(do="measure", steps=steps) for version in versions[::order]])
         turns[-1] = turns[-1][::order]
+    return turns
+
+
+def _summarize(case: str, name: str, turns: list[Round]) -> Row:
     row: Row = {"case": case, "name": name, "rounds": len(turns)}
     for clock in CLOCKS:
         pairs = [(a[clock], b[clock]) for a, b in turns if clock in a and clock in b]
@@ -123,6 +139,8 @@ def _compare(case: str, name: str, versions: list[Version], seconds: float, step
 
 def serve() -> None:
     """Answer the requests of the measuring parent, one JSON line each."""
+    if hasattr(os, "sched_setaffinity"):  # Linux
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between the replies
     device = torch.device("cpu")

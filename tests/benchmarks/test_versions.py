@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.step.versions import compare_versions, format_ratios
+from benchmarks.step.versions import LEAST_ROUNDS, PAIRS, compare_versions, format_ratios
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -16,7 +16,8 @@ def compare(before):
 
 @pytest.mark.slow
 def test_a_version_compared_with_itself():
-    ((row,),) = compare(SOURCE)
+    (row,) = compare(SOURCE)
+    assert row["rounds"] >= LEAST_ROUNDS * PAIRS
     low, middle, high = row["wall_ratio"]
     assert 0 < low <= middle <= high
     assert row["name"] == "Neumann foreach"
@@ -26,4 +27,4 @@ def test_a_version_compared_with_itself():
 
 def test_a_folder_without_the_library_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="holds no package neumann"):
-        list(compare(tmp_path))
+        compare(tmp_path)
