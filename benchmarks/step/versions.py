@@ -3,9 +3,9 @@
 Each version runs in a process of its own, which imports `neumann` from its own source folder. The
 processes take turns: one measures a few steps while the other waits. A round is one turn of each,
 in alternating order, and gives one ratio after/before. The table shows the median of the ratios and
-their quartiles. Slow changes of the machine affect both turns of a round alike and cancel. Both
-processes run on the same core, since cores differ, and several pairs of processes are started one
-after another, since processes differ too.
+their quartiles. Slow changes of the machine affect both turns of a round alike and cancel. With a
+GPU, both processes run on the same core, since cores differ. Several pairs of processes are started
+one after another, since processes differ too.
 """
 
 import gc
@@ -30,7 +30,6 @@ from benchmarks.step.timed_optimizer import TimedOptimizer
 
 ROOT = Path(__file__).parents[2]
 LEAST_ROUNDS = 4
-PAIRS = 3
 CHILD = "from benchmarks.step.versions import serve; serve()"
 CLOCKS = ("wall", "gpu")
 
@@ -77,16 +76,18 @@ def compare_versions(
     seconds: float,
     steps: int,
     only: str | None,
+    pairs: int = 3,
 ) -> list[Row]:
     """Measure the version in the folder `before` and the imported one.
 
-    The optimizers whose name contains `only` share `seconds` per case. A turn times `steps` steps.
+    The optimizers whose name contains `only` share `seconds` per case, and so do
+    the `pairs` of processes. A turn times `steps` steps.
     """
     if not (before / "neumann").is_dir():
         raise SystemExit(f"{before} holds no package neumann")
     sources = [before.resolve(), Path(neumann.__file__).resolve().parents[1]]
     turns: dict[tuple[str, str], list[Round]] = {}
-    for _ in range(PAIRS):
+    for _ in range(pairs):
         with ExitStack() as stack:
             versions = [Version(source, device, stack) for source in sources]
             for case in cases:
@@ -94,7 +95,7 @@ def compare_versions(
                 for name in names:
                     for version in versions:
                         version.ask(do="build", case=case, name=name)
-                    share = seconds / len(names) / PAIRS
+                    share = seconds / len(names) / pairs
                     found = turns.setdefault((case, name), [])
                     found += _alternate(versions, share, steps)
                     row = _summarize(case, name, found)
@@ -139,8 +140,6 @@ def _summarize(case: str, name: str, turns: list[Round]) -> Row:
 
 def serve() -> None:
     """Answer the requests of the measuring parent, one JSON line each."""
-    if hasattr(os, "sched_setaffinity"):  # Linux
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between the replies
     device = torch.device("cpu")
@@ -150,6 +149,8 @@ def serve() -> None:
         reply: Any = None
         if request["do"] == "start":
             device = torch.device(request["device"])
+            if device.type == "cuda" and hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
             reply = str(Path(neumann.__file__).resolve())
         elif request["do"] == "build":
             timed = None  # frees the previous one
