@@ -122,11 +122,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed at each visit, with --before")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    rows: list[dict[str, Any]] = []  # written after each case, in case of an interruption
+    rows: list[dict[str, Any]] = []  # written again and again, in case of an interruption
     if arguments.before:
         given = arguments.before, arguments.seconds, arguments.steps, arguments.only
-        rows = compare_versions(arguments.cases, device, *given)
-        write_measurements(arguments, device, before=str(arguments.before), rows=rows)
+        for rows in compare_versions(arguments.cases, device, *given):
+            write_measurements(arguments, device, before=str(arguments.before), rows=rows)
         print(format_ratios(rows))
         return
     for case in arguments.cases:

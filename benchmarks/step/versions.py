@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -77,8 +77,10 @@ def compare_versions(
     steps: int,
     only: str | None,
     pairs: int = 3,
-) -> list[Row]:
+) -> Iterator[list[Row]]:
     """Measure the version in the folder `before` and the imported one.
+
+    Yields the rows of all rounds so far when a pair of processes has ended.
 
     The optimizers whose name contains `only` share `seconds` per case, and so do
     the `pairs` of processes. A turn times `steps` steps.
@@ -100,7 +102,7 @@ def compare_versions(
                     found += _alternate(versions, share, steps)
                     row = _summarize(case, name, found)
                     print(format_ratios([row]).splitlines()[-1], flush=True, file=sys.stderr)
-    return [_summarize(case, name, found) for (case, name), found in turns.items()]
+        yield [_summarize(case, name, found) for (case, name), found in turns.items()]
 
 
 def format_ratios(rows: list[Row]) -> str:

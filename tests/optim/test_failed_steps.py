@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
+from neumann.optim import interrupts
 from neumann.optim.backends import reference
 from neumann.optim.interrupts import run_uninterrupted
 from tests.support.interrupts import count_positions, interrupt_at
@@ -321,3 +322,9 @@ def test_an_error_of_the_update_comes_out_and_the_handler_comes_back():
     with pytest.raises(KeyError):
         run_uninterrupted(fail)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_setting_the_handler_is_fast():
+    """Not through the functions of `signal`: converting to enums, they cost 3 % of a GPU step."""
+    assert interrupts._set_handler is not signal.signal
+    assert interrupts._get_handler is not signal.getsignal

@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 
-# The C functions that `signal` wraps: the wrappers spend 10 µs or more converting to enums.
-_set_handler: Any = getattr(signal.signal, "__wrapped__", signal.signal)
-_get_handler: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+try:  # the C functions that `signal` wraps: the wrappers spend 10 µs or more converting to enums
+    import _signal as _fast
+except ImportError:  # not CPython
+    _fast = signal  # type: ignore[assignment]
+_set_handler: Any = _fast.signal
+_get_handler: Any = _fast.getsignal
+_SIGINT = int(signal.SIGINT)
 
 
 def run_uninterrupted(function: Callable[[], None]) -> None:
@@ -20,19 +24,19 @@ def run_uninterrupted(function: Callable[[], None]) -> None:
     """
     before = None
     if threading.current_thread() is threading.main_thread():
-        before = _get_handler(signal.SIGINT)
+        before = _get_handler(_SIGINT)
     if not callable(before):
         function()
         return
     arrived: list[int] = []
     try:
         try:
-            _set_handler(signal.SIGINT, lambda number, _: arrived.append(number))
+            _set_handler(_SIGINT, lambda number, _: arrived.append(number))
             function()
         finally:
-            _set_handler(signal.SIGINT, before)
+            _set_handler(_SIGINT, before)
     except BaseException:
-        _set_handler(signal.SIGINT, before)
+        _set_handler(_SIGINT, before)
         raise
     if arrived:
         signal.raise_signal(signal.SIGINT)

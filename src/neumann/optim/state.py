@@ -241,9 +241,11 @@ class StateStore:
         communicated. An option that is a number wins.
         """
         first = self.groups[0]
-        if variables is None or not isinstance(first["variables"], str):
-            variables = self.count_variables()
-        repulsive = first["repulsive"] * variables if first["repulsive"] else 0.0
+        repulsive = 0.0
+        if first["repulsive"]:  # counting takes a loop over the parameters
+            if variables is None or not isinstance(first["variables"], str):
+                variables = self.count_variables()
+            repulsive = first["repulsive"] * variables
         return StepOptions(
             self.timetable(), first["cubic"], repulsive, first["average"], first["bounded"]
         )
