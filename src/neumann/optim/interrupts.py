@@ -1,18 +1,16 @@
 """What Ctrl-C must not leave behind: half-written weights, and autograd switched off."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-try:  # the C functions that `signal` wraps: the wrappers spend 10 µs or more converting to enums
-    import _signal as _fast
-except ImportError:  # not CPython
-    _fast = signal  # type: ignore[assignment]
-_set_handler: Any = _fast.signal
-_get_handler: Any = _fast.getsignal
+# The C functions that `signal` wraps: the wrappers spend 10 µs or more converting to enums.
+_fast: Any = sys.modules.get("_signal", signal)
+_set_handler, _get_handler = _fast.signal, _fast.getsignal
 _SIGINT = int(signal.SIGINT)
 
 
