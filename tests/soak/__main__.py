@@ -77,14 +77,22 @@ def repeat_case(program: type[Program], seed: int, case: int) -> int:
 
 
 class Progress:
-    """One line that is written over on a terminal, else a line every half minute."""
+    """One line that is written over on a terminal, else a line every half minute.
+
+    Failures are shown as soon as they are known.
+    """
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._last = -1e9
+        self._shown: set[tuple[str, int]] = set()
 
     def show(self, outcome: Outcome, left: float) -> None:
         now = time.monotonic()
+        for failure in outcome.failures:
+            if (failure.program, failure.case) not in self._shown:
+                self._shown.add((failure.program, failure.case))
+                print(f"\n{failure.program}, case {failure.case}: {failure.message}", flush=True)
         if now < self._last + (0.5 if self._live else 30.0):
             return
         self._last = now

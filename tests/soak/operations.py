@@ -324,7 +324,8 @@ class Sequence:
         now = [[p.detach() for p in g["params"]] for g in self.optimizer.param_groups]
         state = self.optimizer.state_dict()
         return (
-            same_bits(now, found.weights)
+            [kind.frozen for kind in self.kinds] == [kind.frozen for kind in found.kinds]
+            and same_bits(now, found.weights)
             and same_bits(groups_of(state), groups_of(found.state))
             and same_bits(state["state"], found.state["state"])
         )
