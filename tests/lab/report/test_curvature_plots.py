@@ -98,14 +98,16 @@ def test_an_error_that_would_flatten_the_curve_is_cut(tmp_path):
 
 
 def test_what_failed_is_a_gap(tmp_path):
+    failed = {"examples": 64, "failed": "not finite"}
+
     def fail(line):
         if line["step"]:
-            line["probe"] = {"examples": 64, "failed": "not finite"}
+            line["probe"] = failed
 
     plot = plots_of(rewrite(fake_run(tmp_path / "run", spectrum=60), fail))["curvature-largest"]
     probe = next(c for c in plot.curves if c.part == "probe batch")
     assert [math.isfinite(y) for y in probe.y] == [True, False, False]
-    everything = rewrite(tmp_path / "run", lambda line: line.update(probe={}, current=None))
+    everything = rewrite(tmp_path / "run", lambda line: line.update(probe=failed, current=failed))
     assert plots_of(everything) == {}
 
 

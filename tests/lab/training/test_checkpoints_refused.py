@@ -169,3 +169,17 @@ def test_a_read_error_counts_as_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(path), "read_bytes", refuse)
     assert checkpoints.load_latest().damaged == (path,)
+
+
+def test_a_link_to_nowhere_counts_as_damage(tmp_path):
+    """It is not a file that another process removes, which is looked for again."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        path = checkpoints.save(step, payload(step))
+    path.unlink()
+    path.symlink_to("nowhere")
+    found = checkpoints.load_latest()
+    assert (found.step, found.damaged) == (1, (path,))
+    assert not checkpoints.is_intact(2)
+    with pytest.raises(CheckpointError, match=r"-000000000002.pt is damaged"):
+        checkpoints.load_step(2)

@@ -165,12 +165,17 @@ def test_an_error_is_one_line_also_if_the_name_of_the_folder_is_not(copied, tmp_
 
 
 def test_the_curvature_at_an_older_checkpoint_is_announced(copied, capsys):
-    newest = max((copied("finished") / "checkpoints").iterdir())
-    newest.write_bytes(b"")
-    capsys.readouterr()
-    assert main(SPECTRUM) == 0
-    told = capsys.readouterr().err
-    assert f"run/checkpoints/{newest.name} is damaged; using run/checkpoints/" in told
+    for damage in ("empty", "a link to nowhere"):
+        newest = max((copied("finished") / "checkpoints").iterdir())
+        newest.unlink()
+        if damage == "empty":
+            newest.touch()
+        else:
+            newest.symlink_to("nowhere")
+        capsys.readouterr()
+        assert main(SPECTRUM) == 0
+        told = capsys.readouterr().err
+        assert f"run/checkpoints/{newest.name} is damaged; using run/checkpoints/" in told
 
 
 def test_deep_nesting_is_damage(copied, capsys):
@@ -207,6 +212,26 @@ def test_a_checkpoint_that_lacks_the_state_of_a_parameter_is_refused(copied, cap
             del payload["optimizer"]["state"][1][lost]
         seal(file, payload)
         assert "parameter 1 has no" in refuse(TRAIN, f"run/checkpoints/{file.name} ", capsys)
+
+
+def test_a_checkpoint_whose_groups_name_other_parameters_is_refused(copied, capsys):
+    """torch would look up the state of parameter -1, and load none."""
+    for words in (TRAIN, SPECTRUM):
+        file = max((copied("interrupted") / "checkpoints").iterdir())
+        payload = read_payload(file)
+        payload["optimizer"]["param_groups"][0]["params"][1] = -1
+        seal(file, payload)
+        error = refuse(words, f"run/checkpoints/{file.name} ", capsys)
+        assert "the group's parameters are [0, -1, " in error
+
+
+def test_a_line_of_a_wrong_kind_is_refused(copied, capsys):
+    """The first line, the timetable, is one that no other line asks for."""
+    path = copied("interrupted") / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps(json.loads(first) | {"kind": []}) + "\n", *rest]))
+    for words in (REPORT, TRAIN):
+        refuse(words, "run/metrics.jsonl is damaged in line 1: kind should be 'timetable'", capsys)
 
 
 def test_metrics_whose_steps_go_backwards_are_refused(copied, capsys):

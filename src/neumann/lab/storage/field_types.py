@@ -7,9 +7,10 @@ left to newer versions. Integers in records are counts: from 0 to `MAX_COUNT`.
 
 import dataclasses
 import math
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 MAX_COUNT = 10**12 - 1  # as many digits as the name of a checkpoint has
 LARGEST_FLOAT = 1.7e308
@@ -24,17 +25,35 @@ def find_wrong_field(content: Any, kind: type[Any]) -> str | None:
     """Say which field of a JSON object does not have its declared type; None if all have."""
     if not isinstance(content, dict):
         return "it is not a JSON object"
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _get_hints(cast(Any, kind))  # mypy: type[Any] is not hashable
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if field.name not in content:
             if field.default is field.default_factory is dataclasses.MISSING:
                 return f"{field.name} is missing"
         elif not _has_type(content[field.name], hint):
+            inside = _find_inside(content[field.name], hint)
+            if inside is not None:
+                return f"in {field.name}, {inside}"
             value = repr(content[field.name])
             shown = value if len(value) <= 40 else value[:39] + "…"
             return f"{field.name} should be {_describe(hint)}, got {shown}"
     return None
+
+
+@cache
+def _get_hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the declared types; a long run has many lines of few kinds."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _find_inside(value: Any, hint: Any) -> str | None:
+    """Say which field of a nested object is wrong, if the hint names one kind of object."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [each for each in options if dataclasses.is_dataclass(each)]
+    if len(kinds) != 1 or not isinstance(value, dict):
+        return None
+    return find_wrong_field(value, cast(type[Any], kinds[0]))
 
 
 def _has_type(value: Any, hint: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What the files of a run hold, as dataclasses, and whether they belong together.
+"""How a run ended, as dataclasses, and whether the files of its folder belong together.
 
 `read_run_files` checks the type of every field, that the metrics have the lines of every step up to
 the end of the run or its last checkpoint, and that they end as the summary says. Raises UsageError
@@ -6,7 +6,7 @@ for a folder that is not a run's, and RecordsError, which names the file and wha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage import reading
 from neumann.lab.storage.field_types import Finite, find_wrong_field
+from neumann.lab.storage.metrics_lines import Line, find_wrong_in_line
 from neumann.lab.storage.reading import CONFIG, METRICS, RESTORE, SUMMARY, RecordsError
 
-Line = dict[str, Any]
 _Kind = TypeVar("_Kind")
 
 
@@ -55,66 +55,6 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class TimetableLine:
-    step: int
-    warmup_steps: int
-    resets: list[int]
-
-
-@dataclass(frozen=True)
-class OptimizerReport:
-    """What Neumann says about itself; see optim/diagnostics.py."""
-
-    step: int | None = None
-    skipped: int | None = None
-    phase: str = ""
-    t: int | None = None
-    distance: float | None = None
-    steps_to_reset: int | None = None
-    groups: list[dict[str, float]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class StepLine:
-    step: int
-    epoch: Finite
-    lr: float
-    train_loss: float
-    optimizer: OptimizerReport | None = None
-
-
-@dataclass(frozen=True)
-class EpochLine:
-    step: int
-    epoch: int
-    train_loss: float
-    seconds: Finite
-    loss: float | None = None  # of epochs that were evaluated, and so on
-    accuracy: float | None = None
-    accuracy_recalibrated: float | None = None
-    perplexity: float | None = None  # of text, as the next one
-    bits_per_byte: float | None = None
-
-
-@dataclass(frozen=True)
-class SpectrumLine:
-    step: int
-    epoch: Finite
-    lr: float
-    probe: dict[str, Any] | None = None
-    current: dict[str, Any] | None = None
-    momentum: float | None = None
-
-
-LINES: dict[str, type[Any]] = {
-    "timetable": TimetableLine,
-    "step": StepLine,
-    "epoch": EpochLine,
-    "spectrum": SpectrumLine,
-}
-
-
-@dataclass(frozen=True)
 class RunFiles:
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -139,9 +79,7 @@ def read_run_files(folder: Path) -> RunFiles:
     summary = reading.read_summary(folder)
     lines = reading.read_metrics(folder)
     for number, line in enumerate(lines, start=1):
-        kind = LINES.get(line["kind"]) if isinstance(line.get("kind"), str) else None
-        wrong = find_wrong_field(line, kind) if kind else None
-        _refuse("kind is missing" if "kind" not in line else wrong, folder / METRICS, number)
+        _refuse(find_wrong_in_line(line, config), folder / METRICS, number)
     if summary is not None:
         diverged = "diverged" in summary
         content = summary["diverged"] if diverged else summary

@@ -255,7 +255,7 @@ def _load_checkpoint(folder: Path, step: int | None) -> LoadedCheckpoint:
             print(f"neumann: {path} is damaged; using {checkpoint.path}", file=sys.stderr)
         return checkpoint
     steps = ", ".join(map(str, checkpoints.list_steps()))
-    if not steps:
+    if step is None or not steps:
         raise UsageError(f"{folder} has no checkpoint")
     raise UsageError(f"--step {step}: {folder} has checkpoints of the steps {steps}")
 

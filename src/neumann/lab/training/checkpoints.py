@@ -158,7 +158,8 @@ def _read_verified(step: int, path: Path) -> memoryview | None:
     try:
         data = memoryview(path.read_bytes())
     except OSError as error:
-        if error.errno == errno.EIO:
+        dangling = error.errno == errno.ENOENT and path.is_symlink()
+        if error.errno == errno.EIO or dangling:
             return None
         if error.errno == errno.ENOENT:  # another process has removed it
             raise

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from neumann.lab.errors import UsageError, shorten
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.storage.field_types import Finite, find_wrong_field
+from neumann.lab.storage.metrics_lines import EpochLine, Line
 from neumann.lab.storage.reading import METRICS
-from neumann.lab.storage.run_files import EpochLine, Line, Summary
+from neumann.lab.storage.run_files import Summary
 from neumann.lab.training.checkpoints import CheckpointError, LoadedCheckpoint
 from neumann.lab.training.processes import count_processes
 
@@ -85,7 +87,11 @@ def check_optimizer(found: LoadedCheckpoint, optimizer: Optimizer) -> None:
     """
     saved = found.payload["optimizer"]
     known = inspect.signature(type(optimizer)).parameters.keys()
+    indices = count()
     for old, new in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        # torch looks up a parameter's state by its number, and leaves out what it does not find.
+        if old["params"] != [next(indices) for _ in new["params"]]:
+            raise ValueError(f"the group's parameters are {old['params']!s:.60}")
         shared = known & old.keys() & new.keys()
         constant = [key for key in shared - CHANGING if isinstance(new[key], SIMPLE)]
         before, now = ({key: _show(of[key]) for key in constant} for of in (old, new))
