@@ -26,6 +26,8 @@ def test_there_are_blocks_to_run():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated")  # by Lightning
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @each_page
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     """The Python blocks of a page run top to bottom, in one namespace."""

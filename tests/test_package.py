@@ -24,6 +24,7 @@ def test_public_names():
         "Neumann",
         "__version__",
         "guard",
+        "large_batch",
         "param_groups",
         "recalibrate_batchnorm",
     }

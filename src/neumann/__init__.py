@@ -4,7 +4,7 @@ The packages: `optim` (the optimizer), `theory`, `spectrum`, `integrations` and 
 check their arguments with `validation`.
 """
 
-from neumann.optim import Neumann, guard, param_groups, recalibrate_batchnorm
+from neumann.optim import Neumann, guard, large_batch, param_groups, recalibrate_batchnorm
 from neumann.theory.idealized import IdealizedNeumann
 
 __version__ = "0.1.0"
@@ -14,6 +14,7 @@ __all__ = [
     "Neumann",
     "__version__",
     "guard",
+    "large_batch",
     "param_groups",
     "recalibrate_batchnorm",
 ]

@@ -56,7 +56,7 @@ def test_an_arm_is_parsed_and_formatted(text, options):
     ("text", "message"),
     [
         ("neuman", "unknown optimizer 'neuman'; did you mean neumann"),
-        ("zzz", "unknown optimizer 'zzz'; choose from: neumann, sgd"),
+        ("zzz", "unknown optimizer 'zzz'; choose from: neumann, neumann-spectral"),
         ("sgd:lr", "'lr' should be key=value"),
         ("sgd:lr=1,lr=2", "names lr twice"),
         ("sgd:momentm=0.9", "unknown option of sgd 'momentm'; did you mean momentum"),
@@ -67,6 +67,8 @@ def test_an_arm_is_parsed_and_formatted(text, options):
         ("neumann:precondition=math:P", "unknown function of math 'P'"),
         ("neumann:precondition=math:sqrt", "precondition math:sqrt: TypeError"),
         ("neumann:precondition=builtins:dict", "precondition must be"),
+        ("neumann-spectral:precondition=diagonal", "unknown option of neumann-spectral"),
+        ("neumann-diagonal:precondition=spectral", "unknown option of neumann-diagonal"),
     ],
 )
 def test_bad_arms_are_refused_in_one_line(text, message):
@@ -114,7 +116,7 @@ def test_the_lr_of_the_arm_wins_then_the_commands_then_the_recipes():
     assert Arm.parse("sgd").lr(2.0) == 2
     assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
     usual = [Arm.parse(f"neumann{p}").lr() for p in PRECONDITIONED]
-    assert usual == [0.2, 0.2, 0.03, 0.03, 0.03]
+    assert usual == [0.2, 0.2, 0.0025, 0.03, 0.03]
 
 
 def test_weight_decay_spares_biases_and_norms_if_the_recipe_says_so():
@@ -159,3 +161,18 @@ def test_evaluation_mode_switches_to_the_evaluation_weights(name):
     assert all(torch.allclose(a, b) for a, b in zip(before, after, strict=True))
     switched = not all(torch.equal(a, b) for a, b in zip(before, inside, strict=True))
     assert switched == (name != "sgd")
+
+
+def test_forms_by_name():
+    """Each form is an arm of its own; the spectral one treats each parameter by its role."""
+    spectral = build_optimizer(
+        Arm.parse("neumann-spectral"), model(), steps_per_epoch=2, weight_decay=0.25
+    )
+    decays = {group["role"]: group["weight_decay"] for group in spectral.param_groups}
+    assert decays == {"hidden": 0.25, "output": 0.25, "vector": 0.0}
+    assert {group["lr"] for group in spectral.param_groups} == {0.02}
+    for name in ("neumann-diagonal", "neumann:precondition=diagonal"):
+        diagonal = build_optimizer(Arm.parse(name), model(), steps_per_epoch=2)
+        assert {group["precondition"] for group in diagonal.param_groups} == {"diagonal"}
+        assert {group["lr"] for group in diagonal.param_groups} == {2.5e-3}
+    assert Arm.parse("neumann:precondition=spectral").lr() == 0.03

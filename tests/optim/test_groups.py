@@ -61,9 +61,10 @@ def test_the_table():
     rows = [line.split("  ") for line in shown.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0] == ["role", "parameters", "shape", "P", "decay", "scale"]
-    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1", "0.2"]
+    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1", "1"]
     assert fused in cells
-    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.2"] in cells
+    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.35"] in cells
+    assert ["output", "head.weight", "11 × 8", "diagonal", "0.1", "5.625"] in cells
     assert cells[-1] == ["frozen", "unused", "3"]
 
 

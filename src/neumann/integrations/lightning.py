@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from neumann.optim import Neumann
+from neumann.optim import Neumann, recipe
 from neumann.optim.guard import find_neumann
 from neumann.optim.state import WEIGHTS
 
@@ -26,7 +26,35 @@ else:
             message = "Lightning is missing: `pip install neumann-optimizer[lightning]`"
             raise ImportError(message) from error
 
-__all__ = ["EvaluationWeights"]
+__all__ = ["EvaluationWeights", "large_batch"]
+
+
+def large_batch(
+    module: "LightningModule", steps: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """What `configure_optimizers` returns for :func:`neumann.large_batch`::
+
+        def configure_optimizers(self):
+            return large_batch(self)
+
+    Args:
+        module: its trainer knows the number of steps.
+        steps: optimizer steps of the whole run, if the trainer does not know.
+        **options: as for `neumann.large_batch`.
+    """
+    if steps is None:
+        estimated = module.trainer.estimated_stepping_batches
+        if estimated == float("inf"):
+            raise ValueError(
+                "the Trainer does not know how many steps it will take: give it max_steps or "
+                "max_epochs, or pass steps"
+            )
+        steps = int(estimated)
+    optimizer, schedule = recipe.large_batch(module, steps, **options)
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+    }
 
 
 class EvaluationWeights(Callback):

@@ -7,6 +7,10 @@ mode the optimizer happens to be in, and unless it has just evaluated that means
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from neumann.optim import Neumann, recipe
+from neumann.optim.groups import param_groups
 from neumann.optim.guard import find_neumann
 
 if TYPE_CHECKING:
@@ -18,7 +22,46 @@ else:
         message = "transformers is missing: `pip install neumann-optimizer[transformers]`"
         raise ImportError(message) from error
 
-__all__ = ["EvaluationWeights"]
+__all__ = ["EvaluationWeights", "NeumannByRole", "large_batch"]
+
+
+def large_batch(model: nn.Module, steps: int, **options: Any) -> dict[str, Any]:
+    """Arguments of the Trainer for :func:`neumann.large_batch`, with the callback below::
+
+        Trainer(model, args, train_dataset=data, **large_batch(model, steps=args.max_steps))
+
+    Args:
+        model: the one that the Trainer gets.
+        steps: optimizer steps of the whole run.
+        **options: as for `neumann.large_batch`.
+    """
+    pair = recipe.large_batch(model, steps, **options)
+    return {"optimizers": pair, "callbacks": [EvaluationWeights()]}
+
+
+class NeumannByRole:
+    """Builds the optimizer inside the Trainer, after it has wrapped or sharded the model::
+
+        Trainer(model, args, optimizer_cls_and_kwargs=(NeumannByRole, {"lr": 0.02}), ...)
+
+    The schedule is then the Trainer's own: `lr_scheduler_type="linear"` with `warmup_ratio=0.03`
+    in its arguments is that of the recipe. Needs transformers 5.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float = recipe.LR,
+        weight_decay: float = recipe.WEIGHT_DECAY,
+        **options: Any,
+    ) -> Neumann:
+        of_groups = {name: options.pop(name) for name in _OF_GROUPS if name in options}
+        groups = param_groups(model, weight_decay=weight_decay, **of_groups)
+        return Neumann(groups, lr, **options)
+
+
+_OF_GROUPS = ("roles", "options", "split_heads")
 
 
 class EvaluationWeights(TrainerCallback):

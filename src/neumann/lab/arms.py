@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 
 from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
 from neumann.lab.user_code import call_user_function
+from neumann.optim import param_groups
+from neumann.optim.recipe import LR
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 WORDS = {"true": True, "false": False, "none": None}
@@ -36,6 +38,8 @@ class Recipe:
     decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
     extra: str | None = None  # the extra that installs it, if it is not from torch or this package
     sharded: bool = True  # whether it supports weights sharded by FSDP2
+    by_role: bool = False  # each parameter gets the P, decay and scale of its role
+    fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
 
     def load(self) -> Callable[..., Optimizer]:
         try:
@@ -51,6 +55,12 @@ _MOMENTUM = {"momentum": 0.9, "nesterov": True}
 _RMS = {"alpha": 0.9, "momentum": 0.9}
 RECIPES = {
     "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True),
+    "neumann-spectral": Recipe(
+        "neumann", "Neumann", LR, by_role=True, fixed=("precondition", DECAY_NORMS)
+    ),
+    "neumann-diagonal": Recipe(
+        "neumann", "Neumann", 2.5e-3, {"precondition": "diagonal"}, fixed=("precondition",)
+    ),
     "sgd": Recipe("torch.optim", "SGD", 0.2, _MOMENTUM, decay_norms=True),
     "rmsprop": Recipe("torch.optim", "RMSprop", 1e-3, _RMS),
     "rmsproptf": Recipe("timm.optim", "RMSpropTF", 0.01, {**_RMS, "eps": 1.0}, extra="timm"),
@@ -65,8 +75,11 @@ RECIPES = {
     ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
 }
-# Weight decay spares biases and norms, as for AdamW.
-PRECONDITIONED = Recipe("neumann", "Neumann", 0.03)
+# Neumann with a P for all parameters. Weight decay spares biases and norms, as for AdamW.
+PRECONDITIONED = {
+    "diagonal": Recipe("neumann", "Neumann", 2.5e-3),
+    "spectral": Recipe("neumann", "Neumann", 0.03),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,8 @@ class Arm:
         return Arm(name, options)
 
     def check(self) -> None:
-        known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters} - {"params"}
+        known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters}
+        known -= {"params", *self.recipe.fixed}
         for key, _ in self.options:
             if key not in known:
                 raise unknown(f"option of {self.name}", key, sorted(known))
@@ -106,9 +120,11 @@ class Arm:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe; Neumann with a preconditioner has its own."""
-        preconditioned = dict(self.options).get("precondition") is not None
-        return PRECONDITIONED if preconditioned and self.name == "neumann" else RECIPES[self.name]
+        """The recipe; Neumann with a preconditioner for all parameters has its own."""
+        chosen = dict(self.options).get("precondition")
+        if self.name != "neumann" or chosen is None:
+            return RECIPES[self.name]
+        return PRECONDITIONED.get(str(chosen), PRECONDITIONED["spectral"])
 
     @property
     def code(self) -> str | None:
@@ -136,7 +152,7 @@ def build_optimizer(
     options = {**recipe.options, **dict(arm.options), "lr": arm.lr(lr)}
     decay_norms = options.pop(DECAY_NORMS, recipe.decay_norms)
     weight_decay = _to_float(arm, "weight_decay", options.pop("weight_decay", weight_decay))
-    if arm.name == "neumann":
+    if recipe.attribute == "Neumann":
         options.setdefault("steps_per_epoch", steps_per_epoch)
         if arm.code is not None:
             options["precondition"] = call_user_function(arm.code, "precondition")
@@ -144,7 +160,12 @@ def build_optimizer(
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
-        optimizer: Any = constructor(group_parameters(model, weight_decay, decay_norms), **options)
+        groups: Any = (
+            param_groups(model, weight_decay=weight_decay)
+            if recipe.by_role
+            else group_parameters(model, weight_decay, decay_norms)
+        )
+        optimizer: Any = constructor(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{arm}: {shorten(error)}") from error
     if callable(getattr(optimizer, "train", None)):

@@ -30,6 +30,7 @@ Around it:
     roles            what each parameter of a model is for: hidden matrix, embedding, output, vector
     groups           parameter groups by role, with the P, decay and scale of each
     schedules        learning rates over a run (μ(t) is in `phases`)
+    recipe           groups, optimizer and schedule in one call
     guard            a warning before displaced weights are saved as a model
     batchnorm        statistics for the evaluation weights
     series, spectral old import paths
@@ -39,5 +40,6 @@ from neumann.optim.batchnorm import recalibrate_batchnorm
 from neumann.optim.groups import param_groups
 from neumann.optim.guard import guard
 from neumann.optim.neumann import Neumann
+from neumann.optim.recipe import large_batch
 
-__all__ = ["Neumann", "guard", "param_groups", "recalibrate_batchnorm"]
+__all__ = ["Neumann", "guard", "large_batch", "param_groups", "recalibrate_batchnorm"]

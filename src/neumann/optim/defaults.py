@@ -12,8 +12,8 @@ from typing import Any
 from neumann.optim.options import check_group, to_plain
 from neumann.validation import is_number, require
 
-# The paper's, and what measurements favor under P (docs/preconditioning.md). The spectral P needs
-# less momentum: it has its own before it.
+# The paper's, and what measurements favor under P (docs/preconditioning.md). A P with a momentum of
+# its own before it, as the spectral one has, needs less after it.
 _PAPER: Mapping[str, Any] = {
     "warmup_epochs": 5,
     "reset_epochs": 10,
@@ -30,7 +30,7 @@ _PRECONDITIONED: Mapping[str, Any] = {
     "repulsive": 0.0,
     "decoupled_weight_decay": True,
 }
-_SPECTRAL: Mapping[str, Any] = {**_PRECONDITIONED, "momentum": 0.6}
+_AFTER_MOMENTUM: Mapping[str, Any] = {**_PRECONDITIONED, "momentum": 0.6}
 
 # Of these, what belongs to the whole run: there is one clock and one distance.
 _OF_THE_RUN = ("warmup_epochs", "reset_epochs", "cubic", "repulsive")
@@ -91,7 +91,8 @@ def _usual_options(precondition: Any) -> Mapping[str, Any]:
     if precondition is None:
         return _PAPER
     name = getattr(precondition, "name", precondition)
-    return _SPECTRAL if isinstance(name, str) and name == "spectral" else _PRECONDITIONED
+    has_momentum = getattr(precondition, "before", None) is not None
+    return _AFTER_MOMENTUM if has_momentum or name == "spectral" else _PRECONDITIONED
 
 
 def _epochs_to_steps(given: Mapping[str, Any]) -> dict[str, Any]:

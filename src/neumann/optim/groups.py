@@ -36,36 +36,44 @@ class RoleOptions:
     precondition: Preconditioner | str  # P
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
+    per_input: bool = False  # divide the scale by the number of a layer's inputs
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
-        require(isinstance(self.decay, bool), "decay", self.decay, "True or False")
+        for name in ("decay", "per_input"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), name, value, "True or False")
 
-    def make_preconditioner(self) -> Preconditioner:
+    def make_preconditioner(self, inputs: int) -> Preconditioner:
         """P with the scale built in, so that every scheduler may set one learning rate for all."""
+        scale = self.scale / inputs if self.per_input else self.scale
         chosen = self.precondition
         if isinstance(chosen, str):
             known = ", ".join(map(repr, NAMED))
             require(chosen in NAMED, "precondition", chosen, f"a Preconditioner or one of {known}")
             chosen = NAMED[chosen]
-        if self.scale == 1:
+        if scale == 1:
             return chosen
         if not is_dataclass(chosen) or not hasattr(chosen, "scale"):
             raise ValueError(f"{chosen!r} has no scale of its own: leave the role's scale at 1")
-        scaled: Any = replace(chosen, scale=chosen.scale * self.scale)
+        scaled: Any = replace(chosen, scale=chosen.scale * scale)
         if isinstance(scaled, Spectral) and hasattr(scaled.vectors, "scale"):
             vectors: Any = scaled.vectors
-            scaled = replace(scaled, vectors=replace(vectors, scale=vectors.scale * self.scale))
+            scaled = replace(scaled, vectors=replace(vectors, scale=vectors.scale * scale))
         preconditioner: Preconditioner = scaled
         return preconditioner
 
 
-_ELEMENTWISE = Diagonal(before=Momentum())
+# One learning rate for all roles and widths. A step changes the outputs of a hidden layer by the
+# same amount whatever its shape; each element of an embedding or a vector by the same amount; and
+# the scores of an output layer by the same amount whatever its inputs. The numbers are the best of
+# results/language/roles.jsonl.
+_BEFORE = Momentum(0.8)
 DEFAULTS: Mapping[str, RoleOptions] = {
-    HIDDEN: RoleOptions(Spectral(), decay=True),
-    EMBEDDING: RoleOptions(_ELEMENTWISE, decay=False),
-    OUTPUT: RoleOptions(_ELEMENTWISE, decay=True),
-    VECTOR: RoleOptions(_ELEMENTWISE, decay=False),
+    HIDDEN: RoleOptions(Spectral(scale=1.0, before=_BEFORE, scaling="norm"), decay=True),
+    EMBEDDING: RoleOptions(Diagonal(scale=0.35, before=_BEFORE), decay=False),
+    OUTPUT: RoleOptions(Diagonal(scale=45.0, before=_BEFORE), decay=True, per_input=True),
+    VECTOR: RoleOptions(Diagonal(scale=0.35, before=_BEFORE), decay=False),
 }
 
 
@@ -135,13 +143,15 @@ def param_groups(
         )
     groups: dict[tuple[str, Preconditioner], dict[str, Any]] = {}
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
-        made = chosen[assignment.role].make_preconditioner()
+        given = chosen[assignment.role]
+        inputs = assignment.view.count_inputs(assignment.parameter) if given.per_input else 1
+        made = given.make_preconditioner(inputs)
         if assignment.view != WHOLE and isinstance(made, Spectral):
             made = replace(made, view=assignment.view)
         key = assignment.role, made
         if key not in groups:
             groups[key] = {"params": [], "role": assignment.role, "precondition": made}
-            if not chosen[assignment.role].decay:
+            if not given.decay:
                 groups[key]["weight_decay"] = 0.0
             elif weight_decay is not None:
                 groups[key]["weight_decay"] = float(weight_decay)

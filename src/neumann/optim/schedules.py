@@ -131,7 +131,7 @@ class _RampedSchedule(LRScheduler):
         # torch computes the first learning rate in here, so the settings come before it.
         super().__init__(optimizer, last_epoch)
         if total_steps is not None:
-            _warn_of_long_warmup(optimizer, total_steps)
+            warn_of_long_warmup(optimizer, total_steps)
 
     def factor_after_ramp(self, steps: int) -> float:
         """Return the fraction of the peak that is left `steps` ≥ 0 steps after the ramp."""
@@ -271,7 +271,8 @@ class InverseTime(_RampedSchedule):
         return 1 / (1 + steps / self.decay_steps)
 
 
-def _warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
+def warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
+    """Warn if Neumann's SGD warm-up covers most of a run."""
     warmup_steps = optimizer.param_groups[0].get("warmup_steps")
     if warmup_steps is not None and 2 * warmup_steps > total_steps:
         ends = warmup_steps >= total_steps

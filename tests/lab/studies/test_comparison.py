@@ -248,7 +248,7 @@ def test_folder_is_locked(tmp_path, monkeypatch):
 
 def test_no_warmup_note_after_the_warmup(finished):
     _, comparison, _ = finished
-    assert comparison.rows[0].warmup_only_steps is None
+    assert comparison.rows[0].long_warmup is None
     assert comparison.state_limits() == []
 
 

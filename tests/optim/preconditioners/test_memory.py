@@ -44,6 +44,43 @@ def test_memory_is_float32_and_directions_have_the_dtype_of_the_gradient():
     assert {direction.dtype for direction in found} == {torch.bfloat16}
 
 
+def test_bfloat16_state_takes_four_bytes_per_weight_of_a_matrix():
+    """m and P's momentum; the mean of squares of vectors stays in float32."""
+    _, optimizer = trained(3, precondition="spectral", state_dtype=torch.bfloat16)
+    for p, state in each(optimizer):
+        kept = {key: t for key, t in state.items() if t.numel() == p.numel() and t.numel() > 1}
+        size = sum(tensor.element_size() for tensor in kept.values())
+        assert size == (4 if p.ndim > 1 else 8), kept.keys()
+
+
+def test_narrow_memory_resumes_and_is_used_in_float32():
+    options = {"precondition": "spectral", "state_dtype": torch.bfloat16}
+    whole, _ = trained(12, **options)
+    model, optimizer = trained(5, **options)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again = network(seed=1)
+    again.load_state_dict(saved[0])
+    resumed = Neumann(again.named_parameters(), lr=0.5, **CLOCK, **options)
+    resumed.load_state_dict(saved[1])
+    trained(7, again, resumed, first=5)
+    assert torch.equal(weights(again), weights(whole))
+    seen = []
+
+    class Watched(Momentum):
+        def apply(self, gradients, states):
+            seen.extend(state["past"].dtype for state in states)
+            return super().apply(gradients, states)
+
+    trained(2, precondition=Spectral(before=Watched()), state_dtype=torch.bfloat16)
+    assert set(seen) == {torch.float32}
+
+
+def test_complex_memory_is_not_narrowed():
+    p = nn.Parameter(torch.ones(3, 4, dtype=torch.complex64))
+    optimizer = Neumann([p], 0.1, precondition="spectral", state_dtype=torch.bfloat16)
+    assert optimizer.state[p]["preconditioner_past"].dtype is torch.complex64
+
+
 def each(optimizer):
     return list(optimizer.state.items())
 

@@ -14,7 +14,7 @@ from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.studies.lr_sweep import ArmSearch, compare_winners, search
 from neumann.lab.studies.settings import SweepConfig
 from neumann.lab.studies.statistics import Interval
-from neumann.lab.studies.wording import describe_warmup_only
+from neumann.lab.studies.wording import describe_long_warmup
 
 
 def run(config: SweepConfig) -> None:
@@ -56,8 +56,8 @@ def search_notes(found: Sequence[ArmSearch]) -> list[str]:
                 f"{arm.name}: {arm.best:g} is the {end} lr it tried, so the best is not bracketed: "
                 "widen --lr"
             )
-        if arm.warmup_only_steps is not None:
-            notes.append(f"{describe_warmup_only(arm.name, arm.warmup_only_steps)} in the search")
+        if arm.long_warmup is not None:
+            notes.append(f"{describe_long_warmup(arm.name, arm.long_warmup)} in the search")
     return notes
 
 

@@ -24,7 +24,7 @@ from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison
 from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
-from neumann.lab.studies.wording import describe_warmup_only
+from neumann.lab.studies.wording import describe_long_warmup
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ def _read_sweep(folder: Path, name: str) -> Study:
         found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
         sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
         stuck = {
-            _without_lr(row.arm): row.warmup_only_steps
+            _without_lr(row.arm): row.long_warmup
             for row in searched.rows
-            if row.warmup_only_steps is not None
+            if row.long_warmup is not None
         }
-        warmups = tuple(describe_warmup_only(arm, steps) for arm, steps in stuck.items())
+        warmups = tuple(describe_long_warmup(arm, steps) for arm, steps in stuck.items())
         runs, missing = searched.seeds * len(searched.rows), searched.missing
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)

@@ -11,8 +11,8 @@ from neumann.lab.report import formatting
 from neumann.lab.report.formatting import format_count, format_interval, format_list
 from neumann.lab.report.runs import ArmRuns, to_number
 from neumann.lab.report.study import Search, Study
-from neumann.lab.studies.results import Comparison, count_warmup_only_steps
-from neumann.lab.studies.wording import describe_warmup_only
+from neumann.lab.studies.results import Comparison, find_long_warmup
+from neumann.lab.studies.wording import describe_long_warmup
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _judge_run(arm: ArmRuns) -> Verdict:
         if first is not None:
             when = f"reached after {first:,} steps ({epochs_taken:.1f} epochs)."
         findings.append(f"{metric.format_target(target)} was {when}")
-    warmup = count_warmup_only_steps(run.lines)
-    warnings = () if warmup is None else (_to_sentence(describe_warmup_only(arm.name, warmup)),)
+    warmup = find_long_warmup(run.lines)
+    warnings = () if warmup is None else (_to_sentence(describe_long_warmup(arm.name, warmup)),)
     return Verdict(tuple(findings), warnings)
 
 

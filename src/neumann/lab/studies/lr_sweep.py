@@ -21,6 +21,7 @@ from neumann.lab.studies.results import ArmResult, Comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.statistics import Interval
 from neumann.lab.studies.study_files import FINAL, SEARCH, SWEEP, lock_folder, write_object
+from neumann.lab.studies.wording import LongWarmup
 from neumann.lab.studies.workers import StudyObserver
 
 DEFAULT_COUNT, DEFAULT_RATIO = 7, 2.0  # learning rates around an optimizer's default
@@ -39,7 +40,7 @@ class ArmSearch:
     lrs: tuple[float, ...]  # ascending
     scores: tuple[Interval, ...]  # on held-out data, one for each learning rate
     best: float | None  # the chosen learning rate; None if every run diverged
-    warmup_only_steps: int | None = None  # steps of a run, if Neumann never left its warm-up
+    long_warmup: LongWarmup | None = None  # if most of a Neumann run was its warm-up
     metric: Metric = ACCURACY
 
     @property
@@ -111,7 +112,7 @@ def choose_lr(
 
 def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Metric) -> ArmSearch:
     scores = tuple(row.score for row in rows)
-    warmups = (row.warmup_only_steps for row in rows if row.warmup_only_steps is not None)
+    warmups = (row.long_warmup for row in rows if row.long_warmup is not None)
     best = choose_lr(lrs, scores, metric)
     return ArmSearch(arm, lrs, scores, best, next(warmups, None), metric)
 

@@ -16,7 +16,12 @@ from neumann.lab.storage.run_files import Summary, read_run_files
 from neumann.lab.studies import statistics
 from neumann.lab.studies.statistics import Difference, Interval
 from neumann.lab.studies.study_files import get_run_folder, read_comparison_file
-from neumann.lab.studies.wording import UNCORRECTED, describe_difference, describe_warmup_only
+from neumann.lab.studies.wording import (
+    UNCORRECTED,
+    LongWarmup,
+    describe_difference,
+    describe_long_warmup,
+)
 from neumann.optim.phases import Phase
 
 
@@ -40,7 +45,7 @@ class ArmResult:
     score: Interval  # in the unit of the metric
     difference: Difference | None  # by how much the first arm is better; None for the first
     seconds: float | None  # of training, mean over seeds
-    warmup_only_steps: int | None  # steps of a run, if a Neumann arm never left its warm-up
+    long_warmup: LongWarmup | None  # if most of a Neumann run was its warm-up
     extras: Mapping[str, Interval] = field(default_factory=dict)  # of the metric, by key
 
 
@@ -75,9 +80,9 @@ class Comparison:
     def state_limits(self) -> list[str]:
         """Sentences about what the rows do not show."""
         sentences = [
-            describe_warmup_only(row.arm, row.warmup_only_steps)
+            describe_long_warmup(row.arm, row.long_warmup)
             for row in self.rows
-            if row.warmup_only_steps is not None
+            if row.long_warmup is not None
         ]
         if self.hidden:
             runs, verb = ("run", "is") if self.hidden == 1 else ("runs", "are")
@@ -121,7 +126,7 @@ def _summarize_arm(
     }
     times = [run.seconds for run in runs.values() if run.seconds is not None]
     seconds = sum(times) / len(times) if times else None
-    warmup = _warmup_only_steps(arm, runs)
+    warmup = _long_warmup(arm, runs)
     return ArmResult(arm, runs, score, difference, seconds, warmup, extras)
 
 
@@ -142,18 +147,22 @@ def read_finished_run(folder: Path, metric: Metric) -> FinishedRun | None:
     return FinishedRun(folder, metric, float(getattr(result, metric.key)), *rest, extras)
 
 
-def count_warmup_only_steps(lines: Iterable[dict[str, Any]]) -> int | None:
-    """Count the steps of a Neumann run whose lines never leave the warm-up; otherwise None."""
-    with_optimizer = [line for line in lines if isinstance(line.get("optimizer"), dict)]
-    if not with_optimizer or with_optimizer[-1]["optimizer"].get("phase") != Phase.WARMUP:
-        return None
-    steps: int = with_optimizer[-1].get("step", 0)
-    return steps
+def find_long_warmup(lines: Iterable[dict[str, Any]]) -> LongWarmup | None:
+    """Return the warm-up of a Neumann run if it covers more than half of the steps."""
+    warmup = total = 0
+    for line in lines:
+        if line.get("kind") == "timetable":
+            warmup = line.get("warmup_steps", 0)
+        if isinstance(line.get("optimizer"), dict):
+            total = line.get("step", 0)
+            if line["optimizer"].get("phase") == Phase.WARMUP:
+                warmup = max(warmup, total)  # runs of version 0.1 have no timetable
+    return LongWarmup(min(warmup, total), total) if 2 * warmup > total > 0 else None
 
 
-def _warmup_only_steps(arm: str, runs: dict[int, FinishedRun]) -> int | None:
+def _long_warmup(arm: str, runs: dict[int, FinishedRun]) -> LongWarmup | None:
     # All seeds have the same phases, so the first run that did not diverge speaks for the arm.
     run = next((run for run in runs.values() if math.isfinite(run.score)), None)
-    if run is None or arm.partition(":")[0] != "neumann":
+    if run is None or not arm.startswith("neumann"):
         return None
-    return count_warmup_only_steps(reading.read_metrics(run.folder))
+    return find_long_warmup(reading.read_metrics(run.folder))

@@ -4,6 +4,7 @@ A sentence names the number of seeds, and every run that diverged.
 """
 
 import math
+from typing import NamedTuple
 
 from neumann.lab.studies.statistics import Difference
 
@@ -11,8 +12,18 @@ FEW_SEEDS = 5  # fewer than this are pointed out
 UNCORRECTED = "p values are not corrected for multiple comparisons"
 
 
-def describe_warmup_only(arm: str, steps: int) -> str:
-    return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
+class LongWarmup(NamedTuple):
+    """A warm-up that leaves the Neumann iteration less than half of a run."""
+
+    steps: int
+    total: int  # steps of the run
+
+
+def describe_long_warmup(arm: str, warmup: LongWarmup) -> str:
+    steps, total = warmup
+    if steps == total:
+        return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
+    return f"{arm}: {steps} of {total} steps were its SGD warm-up; lower warmup_epochs"
 
 
 def describe_difference(a: str, b: str, difference: Difference, unit: str = "points") -> str:

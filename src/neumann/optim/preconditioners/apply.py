@@ -7,7 +7,8 @@ If P needs a whole tensor of which each process has a shard, the shards are gath
 computes the whole direction and keeps its part. That costs an all-gather of those gradients, and
 gives every layout the directions of a single process.
 
-If a step is skipped on the device, P's state is restored.
+State of P that the optimizer keeps in bfloat16 is widened for P and rounded to nearest after it. If
+a step is skipped on the device, P's state is restored.
 """
 
 import operator
@@ -48,6 +49,7 @@ def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor |
         return group.replace_gradients(unscaled)
     decoupled, sign = options["decoupled_weight_decay"], -1 if options["maximize"] else 1
     weight_decay = 0.0 if decoupled else options["weight_decay"]
+    narrow = {key for stage in stages_of(preconditioner) for key in getattr(stage, "narrow", ())}
     found: list[Tensor | None] = [None] * len(parameters)
     for chosen in _make_buckets(group.gradients):
         wide = [_widen(group.gradients[i]) for i in chosen]
@@ -62,7 +64,12 @@ def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor |
         memory = [_memory_of(group.states[i], parameters[i], options) for i in chosen]
         kept = _list_tensors(memory)
         before = None if skip is None else [tensor.clone() for tensor in kept]
-        wide = _apply_stages(preconditioner, wide, memory, kept, [parameters[i] for i in chosen])
+        widened = [_widen_narrow(state, narrow) for state in memory]
+        used = _list_tensors(widened)
+        wide = _apply_stages(preconditioner, wide, widened, used, [parameters[i] for i in chosen])
+        for tensor, computed in zip(kept, used, strict=True):
+            if tensor is not computed:
+                tensor.copy_(computed)
         if skip is not None and before:
             for tensor, old in zip(kept, before, strict=True):
                 tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
@@ -109,6 +116,16 @@ def _unscale(gradient: Tensor, scale: Tensor) -> Tensor:
 def _widen(tensor: Any) -> Tensor:
     real: Tensor = as_real(tensor.detach())
     return real if real.dtype is torch.float32 else real.to(wide_dtype(real.dtype))
+
+
+def _widen_narrow(state: dict[str, Tensor], narrow: set[str]) -> dict[str, Tensor]:
+    """The state with the tensors that were narrowed in float32."""
+    return {
+        key: tensor.to(torch.float32)
+        if key in narrow and tensor.dtype is torch.bfloat16
+        else tensor
+        for key, tensor in state.items()
+    }
 
 
 def _make_buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:

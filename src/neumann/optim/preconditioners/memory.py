@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, can_cast
 
 from neumann.optim.dtensor import is_dtensor, local_part, place_like
@@ -43,12 +44,14 @@ def create_memory(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
                 f"create of the preconditioner {stage.name!r} must return a dict of tensors, "
                 f"got {made!r}"
             )
+        narrow = getattr(stage, "narrow", ()) if group["state_dtype"] is torch.bfloat16 else ()
         for key, value in made.items():
             if PREFIX + key in state:
                 raise ValueError(
                     f"the preconditioner {stage.name!r} and one before it both keep {key!r}"
                 )
-            state[PREFIX + key] = value
+            narrowed = key in narrow and not value.is_complex()  # as for m
+            state[PREFIX + key] = value.to(torch.bfloat16) if narrowed else value
     return state
 
 

@@ -19,6 +19,8 @@ class Momentum:
     decay: float = 0.6
 
     name = "momentum"
+    # b changes by a twentieth or more in each step: rounding it to 8 bits leaves no dead band.
+    narrow = ("past",)
 
     def __post_init__(self) -> None:
         require_decay(self.decay)
@@ -27,7 +29,7 @@ class Momentum:
         return True
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        """b = 0, in float32 at least."""
+        """b = 0, in float32 at least; the optimizer may narrow it."""
         wide = torch.promote_types(parameter.dtype, torch.float32)
         return {"past": torch.zeros_like(parameter, dtype=wide, requires_grad=False)}
 

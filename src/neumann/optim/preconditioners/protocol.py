@@ -16,7 +16,9 @@ class Preconditioner(Protocol):
 
     A preconditioner has no state itself. Everything it remembers is in the tensors that `create`
     makes for each parameter; they are saved, loaded and moved with the optimizer's state. If it has
-    an attribute `before`, another preconditioner, it receives that one's directions.
+    an attribute `before`, another preconditioner, it receives that one's directions. An attribute
+    `narrow` names tensors of the state that bfloat16 can hold: with `state_dtype=torch.bfloat16`
+    they are kept so, and `apply` sees them in float32.
     """
 
     @property

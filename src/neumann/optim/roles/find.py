@@ -91,10 +91,10 @@ def find_roles(
             continue
         role = role or _choose_role(own, outputs)
         view = WHOLE
-        if role == HIDDEN:
+        if role in (HIDDEN, OUTPUT):
             if own.parameter.ndim < 2:
                 raise ValueError(
-                    f"{own.name}, of shape {tuple(own.parameter.shape)}, cannot be hidden: it is "
+                    f"{own.name}, of shape {tuple(own.parameter.shape)}, cannot be {role}: it is "
                     "no matrix; make it a vector, or let the pattern match weights alone"
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)

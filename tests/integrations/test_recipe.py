@@ -1,0 +1,182 @@
+"""The recipe in each framework: one call sets up roles and schedule, and both reach the end."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from neumann import Neumann
+from tests.support.lightning_runs import IGNORED_WARNINGS
+from tests.support.plain_loop import dataset, network
+
+STEPS = 6
+
+pytestmark = IGNORED_WARNINGS
+
+
+@pytest.fixture
+def _fresh_accelerator():
+    state = pytest.importorskip("accelerate").state.AcceleratorState
+    state._reset_state(reset_partial_state=True)
+    yield
+    state._reset_state(reset_partial_state=True)
+
+
+def make_loader():
+    return DataLoader(dataset(), batch_size=16, drop_last=True)
+
+
+def roles_of(optimizer):
+    return {group["role"] for group in optimizer.param_groups}
+
+
+def test_lightning():
+    lightning = pytest.importorskip("lightning.pytorch")
+    from neumann.integrations.lightning import large_batch
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+            self.rates = []
+
+        def training_step(self, batch):
+            self.rates.append(self.optimizers().param_groups[0]["lr"])
+            return cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return large_batch(self, lr=0.5)
+
+    module = Module()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=STEPS, enable_model_summary=False, **quiet
+    )
+    trainer.fit(module, make_loader())
+    assert roles_of(trainer.optimizers[0]) >= {"hidden", "output"}
+    # One step of ramp at the peak, then a straight line to 0.
+    assert module.rates == pytest.approx([0.5, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_lightning_without_an_end():
+    pytest.importorskip("lightning.pytorch")
+    from neumann.integrations.lightning import large_batch
+
+    class Endless:
+        class trainer:
+            estimated_stepping_batches = float("inf")
+
+    with pytest.raises(ValueError, match="give it max_steps or max_epochs, or pass steps"):
+        large_batch(Endless())
+
+
+@pytest.mark.usefixtures("_fresh_accelerator")
+@pytest.mark.parametrize("processes", [1, 4])
+def test_accelerate(processes, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    from neumann.integrations.accelerate import large_batch
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = network()
+    if processes > 1:  # the schedule is stepped once for each of them
+        for state in (accelerate.state.PartialState, accelerate.state.AcceleratorState):
+            monkeypatch.setitem(state._shared_state, "num_processes", processes)
+        assert accelerator.num_processes == processes
+    optimizer, schedule = large_batch(accelerator, model, STEPS, lr=0.5)
+    assert roles_of(optimizer) >= {"hidden", "output"}
+    prepared = accelerate.scheduler.AcceleratedScheduler(
+        schedule, accelerate.optimizer.AcceleratedOptimizer(optimizer)
+    )
+    rates = []
+    for _ in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        prepared.step()
+    assert max(rates) <= 0.5
+    assert rates[-1] > 0.05
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+        large_batch(accelerator, model, 0)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x, labels):
+        logits = self.network(x)
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+def train_with_trainer(folder, model, **options):
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=STEPS,
+        learning_rate=0.5,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=examples(), **options)
+    trainer.train()
+    return trainer
+
+
+def examples():
+    data = dataset()
+    return [{"x": x, "labels": y} for x, y in (data[i] for i in range(len(data)))]
+
+
+def find_optimizer(trainer):
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
+def test_trainer_with_optimizers(tmp_path):
+    pytest.importorskip("transformers")
+    from neumann.integrations.transformers import large_batch
+
+    model = Model()
+    trainer = train_with_trainer(tmp_path, model, **large_batch(model, STEPS))
+    optimizer = find_optimizer(trainer)
+    assert isinstance(optimizer, Neumann)
+    assert roles_of(optimizer) >= {"hidden", "output"}
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert not optimizer.training  # the callback leaves the weights to ship
+
+
+def test_trainer_with_a_factory(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers.trainer, "is_optimizer_factory"):
+        pytest.skip("this version of transformers takes no factories")
+    from neumann.integrations.transformers import NeumannByRole
+
+    chosen = {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.3, "roles": {"*bias": "vector"}}
+    trainer = train_with_trainer(
+        tmp_path, Model(), optimizer_cls_and_kwargs=(NeumannByRole, chosen)
+    )
+    optimizer = find_optimizer(trainer)
+    hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
+    assert (hidden["weight_decay"], hidden["momentum"]) == (0.25, 0.3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_gpt_example(example, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    size = {"steps": 30, "batch": 8, "width": 32, "depth": 1, "lr": 0.02, "device": "cpu"}
+    assert example("gpt_text").train(text, **size) < 2.0  # 5.5 at the start
+    assert torch.load("gpt.pt")["head.weight"].shape == (256, 32)
+    assert "validation loss" in capsys.readouterr().out
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(SystemExit, match="has 5 bytes"):
+        example("gpt_text").train(tmp_path / "short.txt", **size)
+
+
+def test_the_trainer_example(example, capsys):
+    pytest.importorskip("transformers")
+    assert example("hf_causal_lm").main(steps=30) < 3.0
+    assert "nats per byte" in capsys.readouterr().out

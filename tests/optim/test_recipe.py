@@ -1,0 +1,148 @@
+"""The recipe: three lines from a model to training, and one-line errors for bad input."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import neumann
+from neumann.optim.groups import RoleOptions
+from neumann.optim.preconditioners import Diagonal
+
+
+class Network(nn.Module):
+    """An embedding, a hidden layer, a norm and an output layer, of any width."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.hidden = nn.Linear(width, 2 * width)
+        self.norm = nn.LayerNorm(2 * width)
+        self.head = nn.Linear(2 * width, 11)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.hidden(self.embed(tokens)).relu()))
+
+
+def make(width=8):
+    torch.manual_seed(0)
+    return Network(width)
+
+
+def take_steps(model, optimizer, schedule, steps):
+    generator = torch.Generator().manual_seed(1)
+    rates = []
+    for _ in range(steps):
+        tokens = torch.randint(0, 11, (32,), generator=generator)
+        loss = cross_entropy(model(tokens), (tokens + 1) % 11)
+        optimizer.zero_grad()
+        loss.backward()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return loss.item(), rates
+
+
+def test_three_lines_train_a_model():
+    model = make()
+    optimizer, schedule = neumann.large_batch(model, steps=60)
+    loss, rates = take_steps(model, optimizer, schedule, 60)
+    assert loss < 0.5
+    assert rates[0] == pytest.approx(0.01)  # two steps of ramp: 3 % of 60
+    assert max(rates) == rates[1] == rates[2] == pytest.approx(0.02)
+    assert optimizer.param_groups[0]["lr"] == 0.0
+    assert all(group["momentum"] == 0.6 for group in optimizer.param_groups)
+    assert all(group["warmup_steps"] == 0 for group in optimizer.param_groups)
+
+
+def test_optimizer_and_schedule_resume():
+    model = make()
+    optimizer, schedule = neumann.large_batch(model, steps=10)
+    take_steps(model, optimizer, schedule, 4)
+    other = copy.deepcopy(model)
+    saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+    take_steps(model, optimizer, schedule, 6)
+    again, rest = neumann.large_batch(other, steps=10)
+    again.load_state_dict(saved[0])
+    rest.load_state_dict(saved[1])
+    take_steps(other, again, rest, 6)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_roles_options_and_options_of_the_optimizer_arrive():
+    optimizer, schedule = neumann.large_batch(
+        make(),
+        steps=100,
+        lr=0.5,
+        weight_decay=0.25,
+        ramp=0.1,
+        roles={"head.weight": "hidden"},
+        options={"vector": RoleOptions(Diagonal(), decay=False, scale=0.5)},
+        momentum=0.3,
+        state_dtype=torch.bfloat16,
+    )
+    groups = {group["role"]: group for group in optimizer.param_groups}
+    assert set(groups) == {"hidden", "embedding", "vector"}
+    assert groups["hidden"]["weight_decay"] == 0.25
+    assert groups["embedding"]["weight_decay"] == 0
+    assert groups["vector"]["precondition"].scale == 0.1
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
+    assert groups["hidden"]["state_dtype"] is torch.bfloat16
+    assert (schedule.total_steps, schedule.ramp_steps) == (100, 10)
+
+
+def test_an_output_layer_changes_its_scores_alike_at_every_width():
+    """Inputs of size 1 and the same gradient move a score by the same amount."""
+    found = []
+    for width in (8, 64):
+        model = make(width)
+        optimizer, _ = neumann.large_batch(model, steps=10, ramp=0.0, weight_decay=0.0)
+        model.head.weight.grad = torch.ones_like(model.head.weight)
+        before = model.head.weight.detach().clone()
+        optimizer.step()  # the reset of the series moves nothing
+        optimizer.step()
+        moved = (model.head.weight - before) @ torch.ones(2 * width)
+        found.append(moved.mean().item())
+    assert found[0] == pytest.approx(found[1])
+    assert -10 * 0.02 * 45 < found[0] < -0.02 * 45  # the series amplifies lr · scale
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"steps": 2.5}, "steps must be an integer of at least 1, got 2.5"),
+        ({"steps": 10, "lr": "fast"}, "lr must be a finite number"),
+        ({"steps": 10, "lr": float("nan")}, "lr must be a finite number"),
+        ({"steps": 10, "lr": -1.0}, "lr must be a finite number"),
+        ({"steps": 10, "weight_decay": float("inf")}, "weight_decay must be None or a finite"),
+        ({"steps": 10, "weight_decay": "auto"}, "weight_decay must be None or a finite"),
+        ({"steps": 10, "ramp": 1.0}, "ramp must be a share of the steps, from 0 to below 1"),
+        ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),
+        ({"steps": 10, "roles": {"head.*": "middle"}}, "must be one of 'hidden'"),
+        ({"steps": 10, "roles": {"head.*": "output"}}, "cannot be output: it is no matrix"),
+        (
+            {"steps": 10, "roles": {"head.w*": "hidden", "*.weight": "vector"}},
+            "two patterns in roles disagree about head.weight",
+        ),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, message):
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")) as caught:
+        neumann.large_batch(model, **arguments)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+
+
+def test_models_that_cannot_be_trained():
+    with pytest.raises(ValueError, match="has no hidden matrices"):
+        neumann.large_batch(nn.LayerNorm(3), steps=10)
+    with torch.device("meta"):
+        model = Network()
+    with pytest.raises(ValueError, match="has no data yet"):
+        neumann.large_batch(model, steps=10)
