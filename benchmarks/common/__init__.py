@@ -3,6 +3,7 @@
 script     a script's flags and its JSON output, with commit, hardware and versions
 ledger     a file of runs that are never repeated
 search     tuning on a grid that widens at its edges
+coordinates  tuning of one number after another
 timing     clocks for work that runs on a GPU
 markdown   tables
 """

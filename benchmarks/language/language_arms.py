@@ -52,7 +52,7 @@ def build_spectral(
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 
 
-def build_muon(model: nn.Module, setting: Setting) -> "Pair":
+def build_muon(model: nn.Module, setting: Setting, adjust_lr_fn: str = "match_rms_adamw") -> "Pair":
     """torch.optim.Muon for hidden matrices, AdamW for the rest."""
     muon: Any = getattr(torch.optim, "Muon", None)
     if muon is None:
@@ -63,7 +63,7 @@ def build_muon(model: nn.Module, setting: Setting) -> "Pair":
         lr=setting.lr,
         momentum=setting.before,
         weight_decay=setting.decay,
-        adjust_lr_fn="match_rms_adamw",
+        adjust_lr_fn=adjust_lr_fn,
     )
     return Pair([hidden, _build_rest(roles, setting)])
 
@@ -131,5 +131,6 @@ ARMS: dict[str, Callable[[nn.Module, Setting], Any]] = {
     "spectral by norm": partial(build_spectral, scaling="norm"),
     "spectral everywhere by norm": partial(build_spectral, scaling="norm", also=BOTH),
     "muon": build_muon,
+    "muon original": partial(build_muon, adjust_lr_fn="original"),
     "adamw": build_adamw,
 }

@@ -10,9 +10,9 @@ results/language/roles.jsonl and are not repeated.
 """
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.script import describe_origin
@@ -32,16 +32,17 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
     "cooling": (0.0, 0.5, 1.0),
 }
-Point = Mapping[str, float]  # the value of each coordinate
 
 _SPECTRAL = {"lr": 0.004, "momentum": 0.6, "before": 0.8, "decay": 0.1, "cooling": 0.0}
+_MUON = {"lr": 0.016, "before": 0.8, "decay": 0.1}
 START: dict[str, Point] = {
     "spectral": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
     "spectral embedding": {**_SPECTRAL, "embedding": 0.064, "output": 0.016},
     "spectral output": {**_SPECTRAL, "embedding": 0.032, "output": 0.032},
     "spectral everywhere": {**_SPECTRAL, "embedding": 0.064, "output": 0.032},
     "spectral by norm": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
-    "muon": {"lr": 0.016, "before": 0.8, "decay": 0.1, "embedding": 0.008, "output": 0.032},
+    "muon": {**_MUON, "embedding": 0.008, "output": 0.032},
+    "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
     "adamw": {"lr": 0.001, "momentum": 0.9, "decay": 0.1, "embedding": 0.008, "output": 0.016},
 }
 ORDER = ("output", "lr", "embedding", "momentum", "before", "decay", "cooling")
@@ -57,35 +58,15 @@ def make_key(arguments: argparse.Namespace, arm: str, point: Point, seed: int = 
 
 def search(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str) -> Point:
     """The point that no coordinate improves; MissingRunError if the time is up."""
-    point = START[arm]
-    while True:
-        before = point
-        for name in arguments.coordinates:
-            if name in point:
-                point = _move(arguments, runner, arm, point, name)
-        if point == before:
-            return point
 
+    def loss(point: Point) -> float:
+        found = runner.finish(make_key(arguments, arm, point))["loss"]
+        return float("inf") if found is None else float(found)
 
-def _move(
-    arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, point: Point, name: str
-) -> Point:
-    """The best point along a coordinate, with a worse one, or the edge, on both sides."""
-    grid = GRIDS[name]
+    def announce(point: Point) -> None:  # another process may take one of them
+        runner.run(make_key(arguments, arm, point))
 
-    def score(candidate: Point) -> float:
-        loss = runner.finish(make_key(arguments, arm, candidate))["loss"]
-        return float("inf") if loss is None else float(loss)
-
-    while True:
-        index = grid.index(point[name])
-        beside = [{**point, name: grid[i]} for i in (index - 1, index + 1) if 0 <= i < len(grid)]
-        for candidate in (point, *beside):  # another process may take one of them
-            runner.run(make_key(arguments, arm, candidate))
-        best = min((point, *beside), key=score)
-        if best == point:
-            return point
-        point = best
+    return search_coordinates(loss, START[arm], GRIDS, arguments.coordinates, announce)
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:

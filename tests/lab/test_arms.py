@@ -176,3 +176,24 @@ def test_forms_by_name():
         assert {group["precondition"] for group in diagonal.param_groups} == {"diagonal"}
         assert {group["lr"] for group in diagonal.param_groups} == {2.5e-3}
     assert Arm.parse("neumann:precondition=spectral").lr() == 0.03
+
+
+def test_options_of_roles():
+    arm = Arm.parse("neumann-spectral:output=2,vector=0.5,before=0.3,momentum=0.7")
+    optimizer = build_optimizer(arm, model(), steps_per_epoch=2)
+    groups = {group["role"]: group for group in optimizer.param_groups}
+    usual = build_optimizer(Arm.parse("neumann-spectral"), model(), steps_per_epoch=2)
+    for group in usual.param_groups:
+        factor = {"hidden": 1, "output": 2, "vector": 0.5}[group["role"]]
+        changed = groups[group["role"]]
+        assert changed["precondition"].scale == factor * group["precondition"].scale
+        assert changed["precondition"].before.decay == 0.3
+        assert changed["momentum"] == 0.7
+    for text, message in (
+        ("neumann-spectral:output=big", "output must be a number, got 'big'"),
+        ("neumann-spectral:output=0", "scale must be a finite number above 0"),
+        ("neumann-spectral:before=2", "decay must be in"),
+        ("neumann:output=2", "unknown option of neumann 'output'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            build_optimizer(Arm.parse(text), model(), steps_per_epoch=2)

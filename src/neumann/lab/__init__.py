@@ -4,6 +4,7 @@ config         the settings of a training run; a command's flags are made from t
 config_files   the same settings in a TOML or JSON file
 metrics        what runs are scored by: accuracy, or the loss of text
 arms           the optimizers by name, with their usual learning rates
+role_arms      the options of arms that group parameters by role
 user_code      code that the user names, such as a preconditioner of their own
 errors         what a user did wrong, in one line
 

@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
+from neumann.lab.role_arms import ROLE_OPTIONS, group_by_role
 from neumann.lab.user_code import call_user_function
-from neumann.optim import param_groups
 from neumann.optim.recipe import LR
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -101,6 +101,7 @@ class Arm:
 
     def check(self) -> None:
         known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters}
+        known |= set(ROLE_OPTIONS) if self.recipe.by_role else set()
         known -= {"params", *self.recipe.fixed}
         for key, _ in self.options:
             if key not in known:
@@ -160,11 +161,11 @@ def build_optimizer(
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
-        groups: Any = (
-            param_groups(model, weight_decay=weight_decay)
-            if recipe.by_role
-            else group_parameters(model, weight_decay, decay_norms)
-        )
+        if recipe.by_role:
+            of_roles = {name: options.pop(name) for name in ROLE_OPTIONS if name in options}
+            groups: Any = group_by_role(model, weight_decay, of_roles)
+        else:
+            groups = group_parameters(model, weight_decay, decay_norms)
         optimizer: Any = constructor(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{arm}: {shorten(error)}") from error

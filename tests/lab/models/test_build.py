@@ -76,6 +76,9 @@ def test_resnet9_has_the_published_layers(data):
     assert [m.out_channels for m in convolutions] == [64, 128, 128, 128, 256, 512, 512, 512]
     linear = next(m for m in model.modules() if isinstance(m, nn.Linear))
     assert linear.bias is None
+    narrow = build("resnet9:width=4", data["image"])
+    convolutions = [m for m in narrow.modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [4, 8, 8, 8, 16, 32, 32, 32]
     features = torch.randn(2, 512, 4, 4)
     last = list(model)[-4:]
     expected = 0.125 * features.amax((2, 3)) @ linear.weight.T
@@ -146,6 +149,9 @@ def test_list_fitting_models(data):
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
         ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet18"),
         ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),
+        ("resnet9:width=0", "image", "width must be a whole number from 1 on, got '0'"),
+        ("resnet9:width=x", "image", "width must be a whole number from 1 on, got 'x'"),
+        ("resnet9:width=9999999", "image", "width must be a whole number from 1 on"),
     ],
 )
 def test_wrong_names_and_data_sets_are_refused(data, name, kind, message):

@@ -38,7 +38,8 @@ MODELS = {
     "gru": Entry(lambda shape, alphabet: GRU(alphabet), ("text",)),
     "gpt": Entry(lambda shape, alphabet: GPT(alphabet, shape[0]), ("text",)),
 }
-FORMS = (*gpt.FORMS, f"{PREFIX}NAME")
+RESNET9_PREFIX = "resnet9:width="
+FORMS = (f"{RESNET9_PREFIX}W", *gpt.FORMS, f"{PREFIX}NAME")
 PLURALS = {"vector": "vectors", "image": "images", "text": "text"}
 
 
@@ -47,6 +48,9 @@ def build(name: str, dataset: Dataset) -> nn.Module:
     entry = MODELS.get(name)
     if name.startswith(PREFIX):
         entry = Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
+    if name.startswith(RESNET9_PREFIX):
+        width = _parse_width(name)
+        entry = Entry(lambda shape, classes: resnet9(shape[0], classes, width), ("image",), 8)
     if name.startswith(gpt.PREFIX):
         gpt.parse_size(name)  # a wrong name first, then data that does not fit
         entry = Entry(partial(gpt.build_gpt, name), ("text",))
@@ -82,6 +86,13 @@ def classification_loss(
         main, auxiliary = (classification_loss(logits, labels, smoothing) for logits in output)
         return main + AUXILIARY * auxiliary
     return cross_entropy(output.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
+
+
+def _parse_width(name: str) -> int:
+    text = name.removeprefix(RESNET9_PREFIX)
+    if not (text.isascii() and text.isdigit() and int(text[:6]) >= 1 and len(text) <= 6):
+        raise UsageError(f"model {name}: width must be a whole number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _fits(entry: Entry, dataset: Dataset) -> bool:

@@ -28,18 +28,21 @@ def cnn(channels: int, classes: int) -> nn.Module:
     )
 
 
-def resnet9(channels: int, classes: int) -> nn.Module:
-    """The ResNet-9 of the CIFAR speed records, with 6.6 million weights; for 8×8 or larger."""
+def resnet9(channels: int, classes: int, width: int = 64) -> nn.Module:
+    """The ResNet-9 of the CIFAR speed records, with 6.6 million weights; for 8×8 or larger.
+
+    `width` is the number of channels after the first layer; the last has eight times as many.
+    """
     return nn.Sequential(
-        *_convolution(channels, 64),
-        *_convolution(64, 128, pool=True),
-        Residual(128),
-        *_convolution(128, 256, pool=True),
-        *_convolution(256, 512, pool=True),
-        Residual(512),
+        *_convolution(channels, width),
+        *_convolution(width, 2 * width, pool=True),
+        Residual(2 * width),
+        *_convolution(2 * width, 4 * width, pool=True),
+        *_convolution(4 * width, 8 * width, pool=True),
+        Residual(8 * width),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
-        nn.Linear(512, classes, bias=False),
+        nn.Linear(8 * width, classes, bias=False),
         Scale(0.125),
     )
 

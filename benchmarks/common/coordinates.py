@@ -1,0 +1,55 @@
+"""A search over several coordinates: one after another moves to its best value on a grid.
+
+It ends when no coordinate moves any more. A coordinate may end at the edge of its grid.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+Point = Mapping[str, float]  # the value of each coordinate
+Grids = Mapping[str, Sequence[float]]
+
+
+def search_coordinates(
+    loss: Callable[[Point], float],
+    start: Point,
+    grids: Grids,
+    order: Sequence[str],
+    announce: Callable[[Point], None] = lambda point: None,
+) -> Point:
+    """The point with no better one beside it in any of the coordinates in `order`.
+
+    Args:
+        loss: what to make small; infinite for a run that diverged.
+        start: a point on the grids.
+        grids: the values of each coordinate, in order.
+        order: which coordinates move, and in which order.
+        announce: called with every candidate before their losses are asked for, so that several
+            processes can share them out.
+    """
+    point = start
+    while True:
+        before = point
+        for name in order:
+            if name in point:
+                point = _move(loss, point, name, grids[name], announce)
+        if point == before:
+            return point
+
+
+def _move(
+    loss: Callable[[Point], float],
+    point: Point,
+    name: str,
+    grid: Sequence[float],
+    announce: Callable[[Point], None],
+) -> Point:
+    """The best point along a coordinate, with a worse one, or the edge, on both sides."""
+    while True:
+        index = list(grid).index(point[name])
+        beside = [{**point, name: grid[i]} for i in (index - 1, index + 1) if 0 <= i < len(grid)]
+        for candidate in (point, *beside):
+            announce(candidate)
+        best = min((point, *beside), key=loss)
+        if best == point:
+            return point
+        point = best

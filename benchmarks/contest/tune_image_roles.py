@@ -1,0 +1,153 @@
+"""Which rates and decay suit each role of an image network? A coordinate search on held-out images.
+
+    python -m benchmarks.contest.tune_image_roles train --data-dir data --batch 8192 --seconds 600
+    python -m benchmarks.contest.tune_image_roles table
+
+The arm is `neumann-spectral`. Beside lr, the coordinates are `forgetting` = lr · decay · steps, the
+multiples of the rates of output layer and vectors, and both momenta. Runs are lines of
+results/image-roles.jsonl and are not repeated.
+"""
+
+import argparse
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
+from benchmarks.common.markdown import format_table
+from benchmarks.common.script import describe_origin
+from benchmarks.contest.trainer import create_training_parser
+from neumann.lab.config import TrainConfig
+from neumann.lab.data import Dataset
+from neumann.lab.training.inputs import open_dataset
+from neumann.lab.training.loop import Training
+from neumann.lab.training.processes import Process
+from neumann.lab.training.records import Diverged
+
+RESULTS = Path("results/image-roles.jsonl")
+FACTORS = tuple(2.0**index for index in range(-6, 7))
+GRIDS = {
+    "lr": tuple(0.02 * 2.0**index for index in range(-4, 8)),
+    "forgetting": (0.3, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0),
+    "output": FACTORS,
+    "vector": FACTORS,
+    "momentum": (0.3, 0.45, 0.6, 0.7, 0.8),
+    "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9),
+}
+START = {"lr": 0.16, "forgetting": 5.0, "output": 1.0, "vector": 1.0, "momentum": 0.6}
+START["before"] = 0.6
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """What identifies a run."""
+
+    model: str
+    batch: int
+    epochs: int
+    lr: float
+    forgetting: float
+    output: float
+    vector: float
+    momentum: float
+    before: float
+    seed: int = 0
+
+
+class ImageTrainer:
+    """Trains runs; keeps the data set in memory between them."""
+
+    def __init__(self, data: str, data_dir: Path | None) -> None:
+        self._data, self._data_dir = data, data_dir
+        self._dataset: Dataset | None = None
+
+    def train(self, key: RunKey) -> Run:
+        """Train a run and return what to record."""
+        self._dataset = self._dataset or open_dataset(self._configure(key, 1))
+        config = self._configure(key, len(self._dataset.train) // key.batch)
+        training = Training(config, Process(), self._dataset)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                summary = training.run(Path(folder) / "run")
+            except Diverged as error:
+                print(f"{key}  diverged", flush=True)
+                return {"accuracy": 0.0, "diverged": error.step}
+        recalibrated = summary.accuracy_recalibrated
+        accuracy = summary.accuracy if recalibrated is None else recalibrated
+        print(f"{key}  {accuracy:.2f} %  {summary.seconds:.1f} s", flush=True)
+        return {"accuracy": accuracy, "train_loss": summary.train_loss, "seconds": summary.seconds}
+
+    def _configure(self, key: RunKey, steps_per_epoch: int) -> TrainConfig:
+        named = {name: getattr(key, name) for name in ("output", "vector", "momentum", "before")}
+        options = ",".join(f"{name}={value}" for name, value in named.items())
+        return TrainConfig(
+            data=self._data,
+            data_dir=self._data_dir,
+            model=key.model,
+            opt=f"neumann-spectral:{options}",
+            lr=key.lr,
+            weight_decay=key.forgetting / (key.lr * key.epochs * steps_per_epoch),
+            batch_size=key.batch,
+            epochs=key.epochs,
+            sched="linear",
+            ramp_epochs=key.epochs / 6,
+            seed=key.seed,
+            held_out=True,
+            eval_every=key.epochs,
+            checkpoint_every=0,
+            log_every=10_000,
+            cuda_graph="auto" if key.batch < 8192 else "off",
+        ).resolve()
+
+
+def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
+    def make_key(point: Point) -> RunKey:
+        values: dict[str, Any] = dict(point)
+        return RunKey(arguments.model, arguments.batch, arguments.epochs, **values)
+
+    def loss(point: Point) -> float:
+        return -float(runner.finish(make_key(point))["accuracy"])
+
+    def announce(point: Point) -> None:
+        runner.run(make_key(point))
+
+    return search_coordinates(loss, START, GRIDS, arguments.coordinates, announce)
+
+
+def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
+    rows = []
+    for key in sorted(ledger.runs, key=lambda key: -float(ledger.runs[key]["accuracy"])):
+        if (key.model, key.batch, key.epochs) == tuple(
+            getattr(arguments, name) for name in ("model", "batch", "epochs")
+        ):
+            values = [f"{value:g}" for name, value in asdict(key).items() if name in GRIDS]
+            rows.append((f"{ledger.runs[key]['accuracy']:.2f}", *values))
+    print(f"{len(rows)} runs")
+    print(format_table(("accuracy", *GRIDS), "r" * (len(GRIDS) + 1), rows[: arguments.rows]))
+
+
+def main() -> None:
+    parser = create_training_parser(__doc__, RESULTS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("stage", choices=("train", "table"))
+    parser.add_argument("--model", default="resnet9")
+    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--coordinates", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
+    arguments = parser.parse_args()
+    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    if arguments.stage == "train":
+        train = ImageTrainer(arguments.data, arguments.data_dir).train
+        runner = Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
+        try:
+            tune(arguments, runner)
+        except MissingRunError:
+            print("the time is up; run it again to continue")
+    print_table(arguments, ledger)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The search for rates and decay by role on images."""
+
+import argparse
+
+import pytest
+
+from benchmarks.common.ledger import Ledger, Runner
+from benchmarks.contest import tune_image_roles
+from benchmarks.contest.tune_image_roles import START, ImageTrainer, RunKey
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, ImageTrainer("digits", None).train)
+    key = RunKey("mlp", 128, 4, **{**START, "lr": 0.04, "forgetting": 0.3})
+    assert runner.finish(key)["accuracy"] > 85
+    arguments = argparse.Namespace(model="mlp", batch=128, epochs=4, rows=3)
+    tune_image_roles.print_table(arguments, ledger)
+    assert "| 0.04 | 0.3 |" in capsys.readouterr().out
+
+
+def test_decay_follows_from_forgetting():
+    trainer = ImageTrainer("digits", None)
+    config = trainer._configure(RunKey("mlp", 128, 4, **START), steps_per_epoch=10)
+    assert config.lr * config.weight_decay * 40 == pytest.approx(START["forgetting"])
+    assert config.held_out
+    assert config.opt == "neumann-spectral:output=1.0,vector=1.0,momentum=0.6,before=0.6"
