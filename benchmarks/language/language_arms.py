@@ -1,7 +1,10 @@
-"""The optimizers of the language benchmarks. All of them use the same roles."""
+"""The optimizers of the language benchmarks. All of them use the same roles.
+
+SOAP and NorMuon need pytorch_optimizer, and schedule-free AdamW needs schedulefree.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +14,10 @@ from torch.optim import AdamW, Optimizer
 
 from neumann import Neumann, param_groups
 from neumann.optim.groups import RoleOptions
-from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
+from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
+
+RAMP = 0.03  # of the steps
+BOTH = ("embedding", "output")
 
 
 @dataclass(frozen=True)
@@ -38,34 +44,105 @@ def build_spectral(
     elementwise: Any = Diagonal(before=before)
     if scaling == "norm":  # the size that "rms" has at width 512
         spectral = Spectral(scale=0.2 * 512**0.5, before=before, scaling="norm")
-    output = setting.output
     if scaling == "norm" and "output" not in also:  # outputs of any width change by the same amount
-        output *= 512 / collect_roles(model)["output"][0].shape[1]
-    chosen = {role: spectral if role in also else elementwise for role in ("embedding", "output")}
+        inputs = collect_roles(model)["output"][0].shape[1]
+        setting = replace(setting, output=setting.output * 512 / inputs)
+    chosen = {role: spectral if role in also else elementwise for role in BOTH}
+    return _build_by_role(model, setting, elementwise, hidden=spectral, **chosen)
+
+
+def _build_by_role(
+    model: nn.Module, setting: Setting, usual: Preconditioner, **chosen: Preconditioner
+) -> Neumann:
+    """Neumann with the P in `chosen` for some roles and the usual one for the others."""
+    scales = {"hidden": 1.0, "embedding": setting.embedding, "output": setting.output}
+    scales["vector"] = setting.vector
     options = {
-        "hidden": RoleOptions(spectral, decay=True),
-        "embedding": RoleOptions(chosen["embedding"], decay=False, scale=setting.embedding),
-        "output": RoleOptions(chosen["output"], decay=True, scale=output),
-        "vector": RoleOptions(elementwise, decay=False, scale=setting.vector),
+        role: RoleOptions(chosen.get(role, usual), decay=role in ("hidden", "output"), scale=scale)
+        for role, scale in scales.items()
     }
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 
 
-def build_muon(model: nn.Module, setting: Setting, adjust_lr_fn: str = "match_rms_adamw") -> "Pair":
-    """torch.optim.Muon for hidden matrices, AdamW for the rest."""
+def build_diagonal(model: nn.Module, setting: Setting) -> Neumann:
+    """Neumann with the diagonal P for everything; the paper's momentum, no momentum before P."""
+    return _build_by_role(model, setting, Diagonal(scale=1.0))
+
+
+def build_paper(model: nn.Module, setting: Setting, steps: int) -> Neumann:
+    """The paper's form; warm-up and first interval are shares of the run, not epochs."""
+    roles = collect_roles(model)
+    hidden = {"params": roles["hidden"], "weight_decay": setting.decay}
+    return Neumann(
+        [hidden, *_list_rest(roles, setting)],
+        lr=setting.lr,
+        momentum=setting.momentum,
+        warmup_steps=round(0.05 * steps),
+        reset_steps=max(2, round(0.1 * steps)),
+    )
+
+
+def build_muon(model: nn.Module, setting: Setting, scaling: str = "match_rms_adamw") -> "Pair":
+    """torch.optim.Muon for hidden matrices, AdamW for the rest.
+
+    `scaling` is torch's, or "norm": all steps change the outputs of a layer by the same amount.
+    """
     muon: Any = getattr(torch.optim, "Muon", None)
     if muon is None:
         raise RuntimeError(f"torch {torch.__version__} has no Muon: it needs 2.9 or newer")
     roles = collect_roles(model)
+    groups = [{"params": roles["hidden"], "lr": setting.lr}]
+    if scaling == "norm":  # torch's "original" has √max(1, out/in)
+        by_shape: dict[float, list[Tensor]] = {}
+        for p in roles["hidden"]:
+            by_shape.setdefault(min(1.0, p.shape[0] / p.shape[1]) ** 0.5, []).append(p)
+        groups = [{"params": ps, "lr": setting.lr * by} for by, ps in by_shape.items()]
     hidden = muon(
-        roles["hidden"],
+        groups,
         lr=setting.lr,
         momentum=setting.before,
         weight_decay=setting.decay,
-        adjust_lr_fn=adjust_lr_fn,
+        adjust_lr_fn="original" if scaling == "norm" else scaling,
     )
     return Pair([hidden, _build_rest(roles, setting)])
+
+
+def build_normuon(model: nn.Module, setting: Setting) -> Any:
+    """NorMuon for hidden matrices, its AdamW for the rest."""
+    from pytorch_optimizer import NorMuon
+
+    roles = collect_roles(model)
+    hidden = {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay}
+    rest = [{**group, "betas": (0.9, 0.95)} for group in _list_rest(roles, setting)]
+    groups = [{**hidden, "use_muon": True}, *({**group, "use_muon": False} for group in rest)]
+    return NorMuon(groups, lr=setting.lr, momentum=setting.before, update_scale="match_rms")
+
+
+def build_soap(model: nn.Module, setting: Setting) -> "Pair":
+    """SOAP for hidden matrices, AdamW for the rest."""
+    from pytorch_optimizer import SOAP
+
+    roles = collect_roles(model)
+    betas = (setting.momentum, 0.95)
+    hidden: Any = SOAP(roles["hidden"], lr=setting.lr, betas=betas, weight_decay=setting.decay)
+    return Pair([hidden, _build_rest(roles, setting)])
+
+
+def build_schedulefree(model: nn.Module, setting: Setting, steps: int) -> Any:
+    """Schedule-free AdamW, with its own ramp; its learning rate stays constant after that."""
+    from schedulefree import AdamWScheduleFree
+
+    roles = collect_roles(model)
+    hidden = {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay}
+    optimizer = AdamWScheduleFree(
+        [hidden, *_list_rest(roles, setting)],
+        lr=setting.lr,
+        betas=(setting.momentum, 0.95),
+        warmup_steps=max(1, round(RAMP * steps)),
+    )
+    optimizer.train()
+    return optimizer
 
 
 def build_adamw(model: nn.Module, setting: Setting) -> AdamW:
@@ -122,15 +199,31 @@ class Pair:
             optimizer.zero_grad()
 
 
-BOTH = ("embedding", "output")
-ARMS: dict[str, Callable[[nn.Module, Setting], Any]] = {
+CONSTANT = ("schedule-free",)  # arms without a schedule from outside
+_BY_STEPS: dict[str, Callable[[nn.Module, Setting, int], Any]] = {
+    "paper": build_paper,
+    "schedule-free": build_schedulefree,
+}
+_BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
     "spectral": build_spectral,
     "spectral embedding": partial(build_spectral, also=("embedding",)),
     "spectral output": partial(build_spectral, also=("output",)),
     "spectral everywhere": partial(build_spectral, also=BOTH),
     "spectral by norm": partial(build_spectral, scaling="norm"),
     "spectral everywhere by norm": partial(build_spectral, scaling="norm", also=BOTH),
+    "diagonal": build_diagonal,
     "muon": build_muon,
-    "muon original": partial(build_muon, adjust_lr_fn="original"),
+    "muon original": partial(build_muon, scaling="original"),
+    "muon by norm": partial(build_muon, scaling="norm"),
+    "normuon": build_normuon,
+    "soap": build_soap,
     "adamw": build_adamw,
 }
+ARMS = (*_BUILDERS, *_BY_STEPS)
+
+
+def build_arm(model: nn.Module, setting: Setting, steps: int) -> Any:
+    """The optimizer of a run of so many steps."""
+    if setting.arm in _BY_STEPS:
+        return _BY_STEPS[setting.arm](model, setting, steps)
+    return _BUILDERS[setting.arm](model, setting)

@@ -4,7 +4,6 @@ The learning rate ramps over the first 3 % of the steps. The order of the data d
 alone, so all optimizers see the same batches. Losses are in nats per token.
 """
 
-import contextlib
 import math
 import time
 from argparse import ArgumentParser
@@ -19,14 +18,13 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.common.ledger import Run
 from benchmarks.common.script import create_parser
-from benchmarks.language.language_arms import ARMS, Setting
+from benchmarks.language.language_arms import CONSTANT, RAMP, Setting, build_arm
 from neumann.lab.data import load
 from neumann.lab.data.dataset import Dataset
 from neumann.lab.data.windows import to_indices
 from neumann.lab.models import build
 from neumann.optim.schedules import lr_factor
 
-RAMP = 0.03  # of the steps
 MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
 
 
@@ -73,7 +71,7 @@ class LanguageTrainer:
             self._datasets[key.context] = self._load(key.context)
         dataset = self._datasets[key.context]
         model, compute_loss = self._prepare(key, dataset)
-        optimizer = ARMS[key.setting.arm](model, key.setting)
+        optimizer = build_arm(model, key.setting, key.steps)
         peaks = [group["lr"] for group in optimizer.param_groups]
         rows = key.tokens_per_step // key.context
         micro = max(1, min(rows, MICRO_TOKENS // key.context))
@@ -85,10 +83,10 @@ class LanguageTrainer:
                 self._synchronize()
                 started = time.perf_counter()
             factor = lr_factor(
-                "linear",
+                "constant" if key.setting.arm in CONSTANT else "linear",
                 step,
                 total_steps=key.steps,
-                ramp_steps=max(1, round(RAMP * key.steps)),
+                ramp_steps=0 if key.setting.arm in CONSTANT else max(1, round(RAMP * key.steps)),
                 steps_per_epoch=key.steps,
             )
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -145,9 +143,9 @@ class LanguageTrainer:
         assert dataset.validation is not None
         windows = cut_windows(dataset.validation)
         count = len(windows) // micro * micro or len(windows)  # compiled for one batch size
-        evaluating = getattr(optimizer, "evaluating", contextlib.nullcontext)
-        with evaluating():
-            losses = [compute_loss(w[:, :-1], w[:, 1:]) for w in windows[:count].split(micro)]
+        if hasattr(optimizer, "eval"):  # Neumann, and what is schedule-free
+            optimizer.eval()
+        losses = [compute_loss(w[:, :-1], w[:, 1:]) for w in windows[:count].split(micro)]
         return float(torch.stack(losses).mean())
 
     def _synchronize(self) -> None:

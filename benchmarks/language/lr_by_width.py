@@ -67,7 +67,7 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("stage", choices=("train", "table"))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["spectral"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["spectral"])
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)

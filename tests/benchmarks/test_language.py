@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.language import tune_roles
-from benchmarks.language.language_arms import ARMS, Setting, collect_roles
+from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
@@ -37,7 +37,7 @@ def make_key(arm, seed=0, **setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_trains_and_repeats_itself(trainer, arm):
-    if arm == "muon" and not hasattr(torch.optim, "Muon"):
+    if arm.startswith("muon") and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has no Muon before 2.9")
     first = trainer.train(make_key(arm, cooling=0.5 if arm == "spectral" else 0.0))
     assert first["losses"][-1] < first["losses"][0]
@@ -47,12 +47,13 @@ def test_every_arm_trains_and_repeats_itself(trainer, arm):
 
 def test_roles_have_their_own_rates():
     model = make_model()
-    setting = Setting("", 0.5, decay=0.25, embedding=2.0, output=4.0)
-    for arm in ("spectral", "adamw"):
-        optimizer = ARMS[arm](model, setting)
+    for arm in ("spectral", "diagonal", "adamw", "normuon", "soap", "schedule-free", "paper"):
+        setting = Setting(arm, 0.5, decay=0.25, embedding=2.0, output=4.0)
+        optimizer = build_arm(model, setting, steps=20)
         rates, decays = {}, {}
         for group in optimizer.param_groups:
-            scale = group["precondition"].scale / 0.2 if arm == "spectral" else 1
+            scale = {"spectral": 5, "diagonal": 1}.get(arm)
+            scale = 1 if scale is None else scale * group["precondition"].scale
             for p in group["params"]:
                 rates[p], decays[p] = group["lr"] * scale, group["weight_decay"]
         roles = collect_roles(model)
@@ -63,9 +64,19 @@ def test_roles_have_their_own_rates():
 
 @pytest.mark.parametrize(("width", "rate"), [(16, 32 * 0.2), (32, 16 * 0.2)])
 def test_by_norm_the_output_rate_falls_with_the_width(width, rate):
-    optimizer = ARMS["spectral by norm"](make_model(width), Setting("", 0.5))
+    optimizer = build_arm(make_model(width), Setting("spectral by norm", 0.5), steps=20)
     (output,) = (group for group in optimizer.param_groups if group["role"] == "output")
     assert output["precondition"].scale == pytest.approx(rate)
+
+
+def test_muon_by_norm_slows_layers_with_many_inputs():
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon before 2.9")
+    model = make_model()
+    optimizer = build_arm(model, Setting("muon by norm", 0.5), steps=20)
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates[model.layers[0].forward_in.weight] == 0.5
+    assert rates[model.layers[0].forward_out.weight] == 0.25  # 16 outputs, 64 inputs
 
 
 def test_the_data_order_depends_on_the_seed_alone():

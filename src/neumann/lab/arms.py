@@ -36,7 +36,7 @@ class Recipe:
     lr: float  # if neither the arm nor the command names one
     options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
-    extra: str | None = None  # the extra that installs it, if it is not from torch or this package
+    extra: str | None = None  # the extra that installs it; it has the name of the package
     sharded: bool = True  # whether it supports weights sharded by FSDP2
     by_role: bool = False  # each parameter gets the P, decay and scale of its role
     fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
@@ -75,7 +75,8 @@ RECIPES = {
     ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
 }
-# Neumann with a P for all parameters. Weight decay spares biases and norms, as for AdamW.
+# Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
+# decay spares biases and norms, as for AdamW. 0.03 is where the contest's search for lr started.
 PRECONDITIONED = {
     "diagonal": Recipe("neumann", "Neumann", 2.5e-3),
     "spectral": Recipe("neumann", "Neumann", 0.03),

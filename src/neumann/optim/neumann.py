@@ -67,8 +67,8 @@ class Neumann(Optimizer):
         reset_steps: K in steps; wins over `reset_epochs`. 0: no reset after the one at t = 1.
         reset_growth: the interval grows by this factor after each reset (1.0 is the printed
             algorithm, t = 1 mod K).
-        momentum: the peak of μ(t) = 1 − 1/(1 + t). Schedulers may change it. None is 0.9, under the
-            spectral preconditioner 0.6.
+        momentum: the upper limit in μ(t) = min(momentum, 1 − 1/(1 + t)). Schedulers may change it.
+            None is 0.9, under a preconditioner with a momentum of its own, as "spectral", 0.6.
         cubic: α, the strength of the attraction. None is 1e-7, under a preconditioner 0.
         repulsive: β per variable, the strength of the repulsion. None is 1e-5, under a
             preconditioner 0.
@@ -256,8 +256,9 @@ class Neumann(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss.
 
-        A parameter without a gradient keeps its weights: no update, no decay. Its δ still counts in
-        r, and a reset sets its m to 0.
+        A parameter without a gradient keeps w, m, δ and P's memory: no update, no decay. The clock
+        advances, its δ still counts in r, and a reset sets its m to 0. One that never had a
+        gradient and requires none has no state.
 
         A step that raises before its update begins changes nothing: bad options, a sparse gradient,
         an error in the closure or in P, no memory for what it prepares. Weights, m, δ, the clock

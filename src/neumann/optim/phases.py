@@ -1,9 +1,10 @@
 """Which phase a step is in, and the coefficients that the update takes there.
 
-Steps are counted from 1. The first W are the warm-up. After it t = 1, 2, 3, … and a reset falls on
-t = 1, 1 + I₀, 1 + I₀ + I₁, … with intervals Iᵢ = max(1, ⌊K·growthⁱ + ½⌋). With K = 0 the reset at
-t = 1 is the only one. Every other step iterates. The phases differ only in the coefficients of the
-update (its equations are in :mod:`neumann.optim.update`):
+Steps are counted from 1. The first W = `warmup_steps` are the warm-up. After it t = 1, 2, 3, … and
+a reset falls on t = 1, 1 + I₀, 1 + I₀ + I₁, … with intervals Iᵢ = max(1, ⌊K·growthⁱ + ½⌋), where K
+is `reset_steps` and growth `reset_growth`. With K = 0 the reset at t = 1 is the only one. Every
+other step iterates. The phases differ only in the coefficients of the update (its equations are in
+:mod:`neumann.optim.update`; R is in :mod:`neumann.optim.distance`):
 
                 a    e    b    f    z    h    c
     warm-up     1    0    0    η    ηλ   1    0
@@ -158,7 +159,7 @@ def _interval(reset_steps: int, reset_growth: float, index: int) -> int:
 
 
 def momentum_at(t: Any, peak: Any) -> Any:
-    """μ(t) = min(peak, 1 − 1/(1+t)): 0 in the warm-up, 0.5 at t = 1, 0.9 from t = 9 on."""
+    """μ(t) = min(peak, 1 − 1/(1+t)): 0 in the warm-up, 0.5 at t = 1, 0.9 at t = 9 if it may."""
     ramp = 1 - 1 / (1 + t)
     return torch.minimum(ramp, peak) if isinstance(ramp, Tensor) else min(peak, ramp)
 

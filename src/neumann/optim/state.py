@@ -20,7 +20,8 @@ from neumann.optim.tensors import Tensors
 
 # Scalars that every parameter's state repeats: one tensor each per optimizer, or per group (μ).
 CLOCK, DISTANCE, SKIPPED, MOMENTUM = "step", "distance_squared", "skipped", "momentum"
-# Tensors shaped like the parameter: m, δ, and w while the parameter itself holds w − μm.
+# Tensors shaped like the parameter: m, the Neumann iterate (a phase is called so too), δ, and w
+# while the parameter itself holds w − μm.
 ITERATE, OFFSET, WEIGHTS = "iterate", "offset", "weights"
 KEYS = (CLOCK, DISTANCE, SKIPPED, MOMENTUM, ITERATE, OFFSET, WEIGHTS)
 

@@ -64,7 +64,7 @@ class Tensors:
         return self.select([g is not None for g in self.gradients])
 
     def without_gradient(self) -> "Tensors":
-        """The parameters that have none: they stay put, but m is reset and δ counts in r."""
+        """The parameters that have none: they keep w, m and δ, but a reset sets m to 0."""
         return self.select([g is None for g in self.gradients])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor, Tensor | None]]:

@@ -50,7 +50,7 @@ def load_digits(request: Request) -> Dataset:
         check_split(images[part], labels[part], 10, "digits")
         for part in (order[DIGITS_TEST:], order[:DIGITS_TEST])
     )
-    return put_on_device(request, train, test, 10, Augmentation(), kind="vector")
+    return make_image_dataset(request, train, test, 10, Augmentation(), kind="vector")
 
 
 def load_synthetic(request: Request) -> Dataset:
@@ -82,7 +82,7 @@ def load_synthetic(request: Request) -> Dataset:
     large_enough = min(height, width) > 4
     augmentation = Augmentation(flip=True, shift=4) if large_enough else Augmentation()
     kind: Kind = "image" if len(sides) == 3 else "vector"
-    return put_on_device(request, train, test, classes, augmentation, kind)
+    return make_image_dataset(request, train, test, classes, augmentation, kind)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TorchvisionSet:
             train, test = read_npz(archive, self.classes)
         else:
             train, test = self._read_torchvision(request, archive)
-        return put_on_device(request, train, test, self.classes, self.augmentation)
+        return make_image_dataset(request, train, test, self.classes, self.augmentation)
 
     def _read_torchvision(self, request: Request, archive: Path) -> list[Split]:
         name, folder = request.name, request.folder
@@ -182,7 +182,7 @@ def check_split(images: Array, labels: Array, classes: int, where: str) -> Split
     return images.reshape(*images.shape[:3], -1), numbers
 
 
-def put_on_device(
+def make_image_dataset(
     request: Request,
     train: Split,
     test: Split,

@@ -26,7 +26,7 @@ class HostBackend(ABC):
     device_type: ClassVar[str | None] = None
     on_device: ClassVar[bool] = False
     unscales: ClassVar[bool] = False
-    sums_squares: ClassVar[bool] = False  # whether `update` returns Σδ²
+    sums_squares: ClassVar[bool] = False  # whether the prepared update returns Σδ²
 
     def __init__(self, device: torch.device) -> None:
         self._fitting: dict[int, list[list[Tensor]]] = {}  # of each group: w, m and δ that fit
@@ -46,9 +46,9 @@ class HostBackend(ABC):
 
         Args:
             index: the number of the group.
-            tensors: of the group.
-            coefficients: of this step.
-            seed: of stochastic rounding; differs from step to step.
+            tensors: those of this group.
+            coefficients: those of this step.
+            seed: for stochastic rounding; differs from step to step.
 
         Returns:
             A function that updates the group, and returns Σδ² of the new δ if the backend sums
@@ -128,7 +128,7 @@ class HostBackend(ABC):
         """Nothing is ever pending on the host."""
 
     def _add_up(self, groups: Sequence[Tensors], squares: Sequence[float], sums: Tensor) -> None:
-        """Write Σδ². What `update` has summed is not summed again."""
+        """Write Σδ². What the updates have summed is not summed again."""
         totals = []
         for number in range(sums.numel()):
             offsets: list[Tensor] = []

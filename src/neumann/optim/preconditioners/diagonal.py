@@ -22,7 +22,7 @@ class Diagonal:
     decay: float = 0.99  # of the moving mean
     eps: float = 1e-8
     scale: float = 0.2  # root mean square of a direction under steady gradients
-    before: Preconditioner | None = None  # what turns gradients into those that it divides
+    before: Preconditioner | None = None  # a preconditioner applied to the gradients first
 
     name = "diagonal"
 
