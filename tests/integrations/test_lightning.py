@@ -226,6 +226,7 @@ def test_a_missing_package_names_the_extra_to_install(monkeypatch):
         importlib.import_module("neumann.integrations.lightning")
 
 
+@pytest.mark.filterwarnings("ignore:the optimizer.s SGD warm-up")  # the run is short
 def test_the_example_runs(example, capsys):
     example("lightning_digits").main(epochs=7)  # past the warm-up
     assert "test accuracy" in capsys.readouterr().out

@@ -100,6 +100,29 @@ def test_accelerate(processes, monkeypatch):
         large_batch(accelerator, model, 0)
 
 
+def test_lightning_warns_of_a_long_warmup():
+    lightning = pytest.importorskip("lightning.pytorch")
+    from neumann.integrations.lightning import EvaluationWeights
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, batch):
+            return cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return Neumann(self.parameters(), lr=0.1, warmup_steps=4, reset_steps=2)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=STEPS, callbacks=[EvaluationWeights()], **quiet
+    )
+    with pytest.warns(UserWarning, match="warm-up of 4 steps covers most of the run's 6"):
+        trainer.fit(Module(), make_loader())
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -162,6 +185,18 @@ def test_trainer_with_a_factory(tmp_path):
     hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
     assert (hidden["weight_decay"], hidden["momentum"]) == (0.25, 0.3)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_trainer_warns_of_a_long_warmup(tmp_path):
+    pytest.importorskip("transformers")
+    from neumann.integrations.transformers import EvaluationWeights
+
+    model = Model()
+    optimizer = Neumann(model.parameters(), lr=0.1, warmup_steps=STEPS, reset_steps=2)
+    with pytest.warns(UserWarning, match="warm-up of 6 steps covers all of the run's 6"):
+        train_with_trainer(
+            tmp_path, model, optimizers=(optimizer, None), callbacks=[EvaluationWeights()]
+        )
 
 
 def test_the_gpt_example(example, tmp_path, capsys):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neumann.optim import Neumann, recipe
 from neumann.optim.guard import find_neumann
+from neumann.optim.schedules import warn_of_long_warmup
 from neumann.optim.state import WEIGHTS
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ class EvaluationWeights(Callback):
     `trainer.save_checkpoint(path, weights_only=True)` within an epoch, it writes w, because
     Lightning does not notify callbacks of it: call it inside `optimizer.evaluating()`.
     """
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        steps = trainer.estimated_stepping_batches
+        for optimizer in _neumann_optimizers(trainer):
+            if steps != float("inf"):
+                warn_of_long_warmup(optimizer, int(steps))
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _switch_to_evaluation(trainer)

@@ -12,6 +12,7 @@ from torch import nn
 from neumann.optim import Neumann, recipe
 from neumann.optim.groups import param_groups
 from neumann.optim.guard import find_neumann
+from neumann.optim.schedules import warn_of_long_warmup
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -78,6 +79,13 @@ class EvaluationWeights(TrainerCallback):
     List this callback last. If a later callback requests a checkpoint in `on_step_end`, it holds w;
     it still resumes exactly. Optimizers other than Neumann are left alone.
     """
+
+    def on_train_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kw: Any
+    ) -> None:
+        optimizer = find_neumann(kw["optimizer"])
+        if optimizer is not None:
+            warn_of_long_warmup(optimizer, state.max_steps)
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kw: Any
