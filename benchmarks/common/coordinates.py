@@ -15,6 +15,7 @@ def search_coordinates(
     grids: Grids,
     order: Sequence[str],
     announce: Callable[[Point], None] = lambda point: None,
+    limit: int | None = None,
 ) -> Point:
     """The point with no better one beside it in any of the coordinates in `order`.
 
@@ -25,15 +26,34 @@ def search_coordinates(
         order: which coordinates move, and in which order.
         announce: called with every candidate before their losses are asked for, so that several
             processes can share them out.
+        limit: end after this many points, with the best of them.
     """
+    known: dict[tuple[tuple[str, float], ...], float] = {}
+
+    def find_loss(candidate: Point) -> float:
+        key = tuple(sorted(candidate.items()))
+        if key not in known:
+            if limit is not None and len(known) >= limit:
+                raise _LimitReachedError
+            known[key] = loss(candidate)
+        return known[key]
+
     point = start
-    while True:
-        before = point
-        for name in order:
-            if name in point:
-                point = _move(loss, point, name, grids[name], announce)
-        if point == before:
-            return point
+    try:
+        while True:
+            before = point
+            for name in order:
+                if name in point:
+                    point = _move(find_loss, point, name, grids[name], announce)
+            if point == before:
+                return point
+    except _LimitReachedError:
+        best, _ = min(known.items(), key=lambda item: item[1])
+        return dict(best)
+
+
+class _LimitReachedError(Exception):
+    """Every point that may be tried has been."""
 
 
 def _move(

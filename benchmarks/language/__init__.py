@@ -1,6 +1,7 @@
 """Language models: optimizers on GPTs of several widths, at a fixed number of steps.
 
-Scripts: `tune_roles` (which P, rates and momenta suit each role?), `lr_by_width` (does the best
-learning rate carry over from narrow networks to wide ones?).
-Helpers: `language_arms` (optimizers by role), `language_runs` (one run).
+Scripts: `contest` (ours, Muon and others at three batch sizes), `tune_roles` (which P, rates and
+momenta suit each role?), `lr_by_width` (does the best learning rate carry over from narrow networks
+to wide ones?). Helpers: `language_arms` (optimizers by role), `language_runs` (one run),
+`contest_stages` (all runs of the contest), `contest_summary` (its tables).
 """

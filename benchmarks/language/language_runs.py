@@ -25,6 +25,7 @@ from neumann.lab.data.windows import to_indices
 from neumann.lab.models import build
 from neumann.optim.schedules import lr_factor
 
+TESTED = ("test", "saving")  # stages that are scored on the test set, all others on validation
 MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
 
 
@@ -105,10 +106,11 @@ class LanguageTrainer:
         self._synchronize()
         seconds = time.perf_counter() - started
         found = torch.stack(losses).tolist()
-        validation = self._evaluate(compute_loss, optimizer, dataset, micro)
-        print(f"{describe(key)}  {validation:.4f}  {seconds:.1f} s", flush=True)
+        held_out = dataset.test if key.stage in TESTED else dataset.validation
+        final = self._evaluate(compute_loss, optimizer, held_out, micro)
+        print(f"{describe(key)}  {final:.4f}  {seconds:.1f} s", flush=True)
         return {
-            "loss": validation if math.isfinite(validation) else None,
+            "loss": final if math.isfinite(final) else None,
             "train_loss": sum(found[-10:]) / len(found[-10:]),
             "losses": [round(loss, 4) for loss in found[:: max(1, key.steps // 50)]],
             "seconds": seconds,
@@ -138,10 +140,9 @@ class LanguageTrainer:
         return torch.compile(compute_loss, dynamic=False) if on_gpu else compute_loss
 
     @torch.no_grad()
-    def _evaluate(self, compute_loss: Any, optimizer: Any, dataset: Dataset, micro: int) -> float:
-        """The mean loss over the validation set, at the weights that would be shipped."""
-        assert dataset.validation is not None
-        windows = cut_windows(dataset.validation)
+    def _evaluate(self, compute_loss: Any, optimizer: Any, held_out: Any, micro: int) -> float:
+        """The mean loss over a whole set, at the weights that would be shipped."""
+        windows = cut_windows(held_out)
         count = len(windows) // micro * micro or len(windows)  # compiled for one batch size
         if hasattr(optimizer, "eval"):  # Neumann, and what is schedule-free
             optimizer.eval()

@@ -55,9 +55,14 @@ START: dict[str, Point] = {
 ORDER = ("output", "lr", "embedding", "momentum", "before", "decay", "cooling")
 
 
-def make_key(arguments: argparse.Namespace, arm: str, point: Point, seed: int = 0) -> RunKey:
+def make_setting(arm: str, point: Point) -> Setting:
+    """The setting at a point; rates become multiples of the learning rate."""
     rest = {role: point[role] / point["lr"] for role in ("embedding", "output")}
-    setting = Setting(arm, **{**point, **rest})
+    return Setting(arm, **{**point, **rest})
+
+
+def make_key(arguments: argparse.Namespace, arm: str, point: Point, seed: int = 0) -> RunKey:
+    setting = make_setting(arm, point)
     return RunKey(
         "roles", arguments.model, 256, arguments.batch_tokens, arguments.steps, setting, seed
     )

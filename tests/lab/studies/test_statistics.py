@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from neumann.lab.studies.statistics import (
+    correct_by_holm,
     mean_interval,
     paired_difference,
     select_common_seeds,
@@ -157,3 +158,10 @@ def test_invalid_arguments():
 def test_arms_are_paired_by_seed():
     a, b = select_common_seeds({3: 0.3, 0: 0.0, 7: 0.7}, {7: 1.7, 1: 1.1, 0: 1.0})
     assert (a, b) == ([0.0, 0.7], [1.0, 1.7])
+
+
+def test_holm():
+    """The example of Holm's method: sorted p values times n, n − 1, …, never falling, at most 1."""
+    assert correct_by_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert correct_by_holm([0.5, 0.6]) == [1.0, 1.0]
+    assert correct_by_holm([]) == []

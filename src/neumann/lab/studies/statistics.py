@@ -74,6 +74,17 @@ def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.9
     return Difference(mean, low, high, p, len(pairs), diverged_a, diverged_b, len(a), level)
 
 
+def correct_by_holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for testing several hypotheses at once, by the method of Holm (1979)."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, (len(p_values) - rank) * p_values[index])
+        corrected[index] = min(largest, 1.0)
+    return corrected
+
+
 def _t_test(
     values: Sequence[float], level: float
 ) -> tuple[float | None, float | None, float | None, float | None]:

@@ -1,0 +1,57 @@
+"""The language contest: who has the lowest loss after a fixed number of tokens?
+
+    python -m benchmarks.language.contest all --data-dir data --seconds 1200
+    python -m benchmarks.language.contest table
+
+One network (`gpt:small`, 23 million weights), 52 million tokens per run at three batch sizes, and
+twice as many steps at the middle one. Stages, each of which continues where it was interrupted:
+
+    screen   every arm at the middle batch: its learning rate, on the validation set
+    tune     ours, Muon and the best other peer at each batch: a coordinate search with the same
+             number of runs for each
+    test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
+             set; the best setting of the others with 5
+    saving   whole runs of ours of 80, 85, 90 and 95 % of the length, on the test set
+
+Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.script import describe_origin
+from benchmarks.language import contest_summary
+from benchmarks.language.contest_stages import STAGES, LanguageContest
+from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
+
+RESULTS = Path("results/language/contest.jsonl")
+DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
+
+
+def main() -> None:
+    parser = create_language_parser(__doc__, RESULTS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(data=DATA)
+    parser.add_argument("stage", choices=(*STAGES, "all", "table"))
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    contest = LanguageContest(ledger)
+    if arguments.stage != "table":
+        trainer = LanguageTrainer(
+            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
+        )
+        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
+        contest = LanguageContest(ledger, runner)
+        for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
+            try:
+                contest.run(stage)
+            except MissingRunError:
+                print(f"{stage} is not finished: run it again to continue")
+                break
+    print(contest_summary.format_contest(contest))
+
+
+if __name__ == "__main__":
+    main()

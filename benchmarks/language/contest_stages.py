@@ -1,0 +1,125 @@
+"""The stages of the language contest: which runs each needs, and what follows from them.
+
+Settings are chosen on the validation set, before any run of the test stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_runs import RunKey
+from benchmarks.language.tune_roles import GRIDS, ORDER, START, make_setting
+
+STAGES = ("screen", "tune", "test", "saving")
+OURS = "spectral by norm"
+MUON = ("muon", "muon original", "muon by norm")
+OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
+LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
+MIDDLE = 262_144
+LONGER = (MIDDLE, 400)
+RUNS = 24  # of a search
+SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
+SHARES = (0.80, 0.85, 0.90, 0.95)
+
+
+class LanguageContest:
+    """The runs of each stage, and what follows from them."""
+
+    def __init__(self, ledger: Ledger[RunKey], runner: Runner[RunKey] | None = None) -> None:
+        self.ledger, self._runner = ledger, runner
+
+    def make_key(self, stage: str, batch: int, steps: int, setting: Setting, seed: int) -> RunKey:
+        return RunKey(stage, "gpt:small", 256, batch, steps, setting, seed)
+
+    def run(self, stage: str) -> None:
+        """Train what a stage lacks; MissingRunError if the time is up."""
+        if stage == "screen":
+            for arm in (OURS, *MUON, *OTHERS):
+                self._search(arm, MIDDLE, LENGTHS[MIDDLE], ("lr",), None)
+        elif stage == "tune":
+            for batch, steps in (*LENGTHS.items(), LONGER):
+                for arm in (OURS, self.find_muon(), self.find_other()):
+                    self._search(arm, batch, steps, ORDER, RUNS)
+        else:
+            runs = self._list_tests() if stage == "test" else self._list_savings()
+            for key in runs:
+                self._get_runner().run(key)
+
+    def find_muon(self) -> str:
+        """The scaling of Muon that was best in the screening."""
+        return min(MUON, key=self._screened)
+
+    def find_other(self) -> str:
+        """The best peer in the screening that is not Muon."""
+        return min((arm for arm in OTHERS if arm not in ("diagonal", "paper")), key=self._screened)
+
+    def rank_settings(self, arm: str, batch: int, steps: int) -> list[Setting]:
+        """The settings of an arm by their validation loss; MissingRunError without any."""
+        found = {
+            key.setting: run["loss"]
+            for key, run in self.ledger.runs.items()
+            if key.stage == "tune"
+            and (key.setting.arm, key.tokens_per_step, key.steps) == (arm, batch, steps)
+            and run["loss"] is not None
+        }
+        if not found:
+            raise MissingRunError(f"{arm} at {batch} tokens per step")
+        return sorted(found, key=lambda setting: found[setting])
+
+    def find_peer(self, batch: int, steps: int) -> str:
+        """The peer with the lowest validation loss at a batch, chosen before any test."""
+        tuned = (self.find_muon(), self.find_other())
+        return min(tuned, key=lambda arm: self._best_loss(arm, batch, steps))
+
+    def find_losses(self, stage: str, batch: int, steps: int, setting: Setting) -> dict[int, float]:
+        """The losses of a setting by seed."""
+        runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
+        return {seed: run["loss"] for seed, run in runs.items() if run["loss"] is not None}
+
+    def _get_runner(self) -> Runner[RunKey]:
+        assert self._runner is not None, "a table needs no runs"
+        return self._runner
+
+    def _screened(self, arm: str) -> float:
+        return self._best_loss(arm, MIDDLE, LENGTHS[MIDDLE])
+
+    def _best_loss(self, arm: str, batch: int, steps: int) -> float:
+        best = self.rank_settings(arm, batch, steps)[0]
+        return float(self.ledger.find(self.make_key("tune", batch, steps, best, 0))["loss"])
+
+    def _search(
+        self, arm: str, batch: int, steps: int, order: tuple[str, ...], limit: int | None
+    ) -> None:
+        runner = self._get_runner()
+
+        def make(point: Point) -> RunKey:
+            return self.make_key("tune", batch, steps, make_setting(arm, point), 0)
+
+        def loss(point: Point) -> float:
+            found = runner.finish(make(point))["loss"]
+            return float("inf") if found is None else float(found)
+
+        search_coordinates(
+            loss, START[arm], GRIDS, order, lambda point: runner.run(make(point)), limit
+        )
+
+    def _list_tests(self) -> Iterator[RunKey]:
+        for batch, steps in (*LENGTHS.items(), LONGER):
+            for arm in (OURS, self.find_peer(batch, steps)):
+                for setting in self.rank_settings(arm, batch, steps)[:2]:
+                    for seed in SEEDS:
+                        yield self.make_key("test", batch, steps, setting, seed)
+        for arm in (*MUON, *OTHERS):
+            best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
+            for seed in SEEDS_OF_OTHERS:
+                yield self.make_key("test", MIDDLE, LENGTHS[MIDDLE], best, seed)
+
+    def _list_savings(self) -> Iterator[RunKey]:
+        for batch, steps in LENGTHS.items():
+            setting = self.rank_settings(OURS, batch, steps)[0]
+            for share in SHARES:
+                for seed in SEEDS:
+                    key = self.make_key("saving", batch, steps, setting, seed)
+                    yield replace(key, steps=round(share * steps))

@@ -1,0 +1,92 @@
+"""The stages of the language contest, and what they conclude, on invented losses."""
+
+import math
+
+import pytest
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.language import contest_stages
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
+from benchmarks.language.contest_summary import compare_finalists, estimate_saving, format_contest
+from benchmarks.language.language_runs import RunKey
+
+BEST = {OURS: 2.00, "muon": 2.06, "muon by norm": 2.05, "soap": 2.10}  # others: 2.5
+
+
+def invent(key):
+    """A bowl in log lr with its own bottom for each arm; longer runs are better."""
+    s = key.setting
+    bottom = BEST.get(s.arm, 2.5)
+    away = 0.01 * math.log2(s.lr / 0.008) ** 2
+    length = 0.5 * (LENGTHS.get(key.tokens_per_step, 200) / key.steps - 1)
+    noise = 0.001 * math.sin(100 * key.seed + len(s.arm))
+    return {"loss": bottom + away + length + noise, "train_loss": bottom}
+
+
+@pytest.fixture(scope="module")
+def contest(tmp_path_factory):
+    ledger = Ledger(tmp_path_factory.mktemp("contest") / "runs.jsonl", RunKey)
+    contest = LanguageContest(ledger, Runner(ledger, invent))
+    for stage in STAGES:
+        contest.run(stage)
+    return contest
+
+
+def test_the_best_of_each_kind_goes_on(contest):
+    assert contest.find_muon() == "muon by norm"
+    assert contest.find_other() == "soap"
+    assert all(contest.find_peer(*length) == "muon by norm" for length in LENGTHS.items())
+    best = contest.rank_settings(OURS, MIDDLE, 200)[0]
+    assert best.lr == 0.008
+
+
+def test_every_finalist_gets_as_many_runs(contest):
+    counts = {}
+    for key in contest.ledger.runs:
+        if key.stage == "tune" and key.tokens_per_step == 65_536:
+            counts[key.setting.arm] = counts.get(key.setting.arm, 0) + 1
+    assert set(counts) == {OURS, "muon by norm", "soap"}
+    assert max(counts.values()) <= contest_stages.RUNS
+
+
+def test_tests_have_fresh_seeds_and_ten_of_them(contest):
+    tested = [key for key in contest.ledger.runs if key.stage in ("test", "saving")]
+    assert min(key.seed for key in tested) == 1  # 0 has chosen the settings
+    best = contest.rank_settings(OURS, MIDDLE, 200)[0]
+    assert len(contest.find_losses("test", MIDDLE, 200, best)) == 10
+
+
+def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
+    found = compare_finalists(contest, MIDDLE, 200)
+    assert found.n == 10
+    assert 0.0 < found.mean < 0.051
+    assert found.p < 1e-4
+    table = format_contest(contest)
+    assert "muon by norm" in table
+    assert "| 1,048,576 × 50 |" in table
+
+
+def test_steps_saved():
+    """Losses that fall on a straight line: equal to the peer's at 90 % of the length."""
+    lengths = {
+        share: {seed: 3 - share + 1e-4 * seed for seed in range(5)}
+        for share in (0.8, 0.85, 0.9, 0.95, 1.0)
+    }
+    middle, low, high = estimate_saving(lengths, dict(lengths[0.9]))
+    assert middle == pytest.approx(0.1)
+    assert low <= middle <= high
+    assert high - low < 1e-3
+
+
+def test_a_contest_without_runs(tmp_path):
+    contest = LanguageContest(Ledger(tmp_path / "none.jsonl", RunKey))
+    assert format_contest(contest) == ""
+    with pytest.raises(MissingRunError):
+        contest.find_muon()
+
+
+def test_the_time_may_run_out(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    contest = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
+    with pytest.raises(MissingRunError):
+        contest.run("screen")
