@@ -47,6 +47,33 @@ def test_gray_images_and_a_transformer_at_another_size():
 
 
 @pytest.mark.slow
+def test_options_of_a_model():
+    data = load("synthetic:3x32x32,10,4")
+    model = build("timm:vit_tiny_patch16_224,patch_size=4,depth=2,drop_path_rate=0.1", data)
+    assert len(model.blocks) == 2
+    assert model.patch_embed.proj.weight.shape[-2:] == (4, 4)
+    assert model.blocks[1].drop_path1.drop_prob == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("depth", "'depth' should be an option of the model with a number"),
+        ("depth=two", "'depth=two' should be an option"),
+        ("depth=nan", "'depth=nan' should be an option"),
+        ("num_classes=3", "not one of num_classes"),
+        ("pretrained=true", "not one of num_classes"),
+        ("no_such_option=3", "no_such_option"),
+    ],
+)
+def test_wrong_options(options, message):
+    data = load("synthetic:3x32x32,10,4")
+    with pytest.raises(UsageError, match=message) as caught:
+        build(f"timm:vit_tiny_patch16_224,{options}", data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
 def test_building_draws_only_the_weights():
     """Trying the model on an image changes neither the statistics nor the generator."""
     data = load("synthetic:3x32x32,10,4")

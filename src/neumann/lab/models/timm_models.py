@@ -1,9 +1,11 @@
 """Any image model of timm, as `timm:NAME`, without pretrained weights. Needs the extra `timm`.
 
+Options of the model follow its name, as in `timm:vit_tiny_patch16_224,patch_size=4,depth=6`.
 Inception-V3 gets its auxiliary head. Every model is tried on one image, so that an unsupported size
 is a UsageError here instead of a traceback in the first step.
 """
 
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from neumann.lab.errors import UsageError, missing_package, shorten, unknown
 
 PREFIX = "timm:"
+OWN = ("num_classes", "in_chans", "img_size", "pretrained")  # follow from the data, or are ours
 
 
 class WithAuxiliary(nn.Module):
@@ -26,12 +29,17 @@ class WithAuxiliary(nn.Module):
         return (logits, auxiliary) if self.training else logits
 
 
-def build_timm_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build the timm model `name` (no prefix) for images of `shape` (channels, height, width)."""
+def build_timm_model(text: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a timm model for images of `shape` (channels, height, width).
+
+    `text` is its name without the prefix, with options if there are any.
+    """
+    name, *pieces = text.split(",")
+    given_options = dict(_parse_option(text, piece) for piece in pieces)
     try:
         import timm
     except ImportError as error:
-        raise missing_package("timm", "timm", f"model {PREFIX}{name}") from error
+        raise missing_package("timm", "timm", f"model {PREFIX}{text}") from error
     # Forms with a colon or slash, such as hf-hub:NAME, would load files from elsewhere.
     if not timm.is_model(name) or set(name) & set(":/\\"):
         raise unknown("timm model", name, timm.list_models())
@@ -43,6 +51,7 @@ def build_timm_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Modu
     if auxiliary:
         options["aux_logits"] = True
     try:
+        options |= given_options
         model: nn.Module = timm.create_model(name, num_classes=classes, **options)
         device = next(model.parameters()).device
         model.eval()
@@ -53,6 +62,21 @@ def build_timm_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Modu
     except (TypeError, ValueError, RuntimeError, AssertionError, IndexError) as error:
         given = "x".join(map(str, shape))
         usual = f"; it was made for {'x'.join(map(str, expected.input_size))}" if expected else ""
-        message = f"model {PREFIX}{name} does not take images of {given}{usual} ({shorten(error)})"
+        message = f"model {PREFIX}{text} does not take images of {given}{usual} ({shorten(error)})"
         raise UsageError(message) from error
     return WithAuxiliary(model) if auxiliary else model
+
+
+def _parse_option(text: str, piece: str) -> tuple[str, int | float]:
+    key, equals, value = piece.partition("=")
+    words = {"true": True, "false": False}
+    try:
+        number = words[value.lower()] if value.lower() in words else float(value)
+    except ValueError:
+        number = nan
+    if not (key.isidentifier() and equals and isfinite(number)) or key in OWN:
+        raise UsageError(
+            f"model {PREFIX}{text}: {piece!r} should be an option of the model with a number, true "
+            f"or false, and not one of {', '.join(OWN)}"
+        )
+    return key, int(value) if value.lstrip("-").isdigit() else number
