@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from neumann import Neumann, param_groups
-from neumann.optim.groups import RoleOptions
+from neumann.optim.groups import DEFAULTS, RoleOptions
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
 
 RAMP = 0.03  # of the steps
@@ -63,6 +63,27 @@ def _build_by_role(
     }
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
+
+
+def build_recipe(model: nn.Module, setting: Setting) -> Neumann:
+    """The groups of `neumann.param_groups`, with multiples of the rates of their roles."""
+    options = {
+        role: replace(usual, scale=usual.scale * getattr(setting, role, 1.0))
+        for role, usual in DEFAULTS.items()
+    }
+    groups = param_groups(model, options=options, weight_decay=setting.decay)
+    return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
+
+
+def build_one_for_all(model: nn.Module, setting: Setting) -> Neumann:
+    """The spectral P for every matrix, at one learning rate."""
+    return Neumann(
+        model.named_parameters(),
+        lr=setting.lr,
+        momentum=setting.momentum,
+        weight_decay=setting.decay,
+        precondition=Spectral(before=Momentum(setting.before)),
+    )
 
 
 def build_diagonal(model: nn.Module, setting: Setting) -> Neumann:
@@ -205,6 +226,8 @@ _BY_STEPS: dict[str, Callable[[nn.Module, Setting, int], Any]] = {
     "schedule-free": build_schedulefree,
 }
 _BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
+    "recipe": build_recipe,
+    "one for all": build_one_for_all,
     "spectral": build_spectral,
     "spectral embedding": partial(build_spectral, also=("embedding",)),
     "spectral output": partial(build_spectral, also=("output",)),

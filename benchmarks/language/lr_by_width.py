@@ -3,29 +3,40 @@
     python -m benchmarks.language.lr_by_width train --data-dir data --seconds 1200
     python -m benchmarks.language.lr_by_width table
 
-Every width is trained with learning rates in ratio 2, until the best has a worse one on both sides;
-then the two best get three seeds. Runs are lines of results/lr-by-width.jsonl and are not repeated.
+`one for all` is the spectral P for every matrix, `recipe` what `neumann.param_groups` does, and
+`spectral` a candidate: the same P by role, but with the elements of all steps equally large. Every
+width is trained with learning rates in ratio 2, until the best has a worse one on both sides; then
+the two best get three seeds. Runs are lines of results/language/lr-by-width.jsonl and are not
+repeated.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.script import describe_origin
 from benchmarks.common.search import find_bracketed_best
-from benchmarks.language.language_arms import ARMS, Setting
+from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
 
-RESULTS = Path("results/lr-by-width.jsonl")
+RESULTS = Path("results/language/lr-by-width.jsonl")
 WIDTHS = (128, 512, 1024)
-START = {"spectral": 0.008, "muon": 0.016, "adamw": 0.004}  # by the first word of an arm
+# Where the search of an arm starts. Everything but lr stays as it is.
+START = {
+    "one for all": Setting("one for all", 0.008),
+    "recipe": Setting("recipe", 0.02, decay=0.05),
+    "spectral": Setting("spectral", 0.004, decay=0.2, embedding=8.0, output=4.0),
+    "muon": Setting("muon", 0.016),
+    "muon by norm": Setting("muon by norm", 0.032, embedding=0.5, output=0.5),
+    "adamw": Setting("adamw", 0.001, momentum=0.9, embedding=16.0, output=8.0),
+}
 SEEDS = 3
 
 
 def make_key(arguments: argparse.Namespace, arm: str, width: int, index: int, seed: int) -> RunKey:
-    lr = START[arm.split()[0]] * 2.0**index
-    setting = Setting(arm, lr, embedding=arguments.rest, output=arguments.rest)
+    setting = replace(START[arm], lr=START[arm].lr * 2.0**index)
     model = f"gpt:width={width},depth=6"
     batch = arguments.batch_tokens
     return RunKey("width", model, 256, batch, arguments.steps, setting, seed)
@@ -54,7 +65,7 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
             if not found:
                 continue
             best = min(found, key=lambda index: found[index][0])
-            start = START[arm.split()[0]]
+            start = START[arm].lr
             curve = ", ".join(f"{start * 2.0**i:.4g}: {found[i][0]:.4f}" for i in found)
             loss, seeds = found[best]
             rows.append(
@@ -67,12 +78,12 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("stage", choices=("train", "table"))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["spectral"])
+    parser.add_argument("--arms", nargs="+", choices=list(START), default=list(START))
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)
-    parser.add_argument("--rest", type=float, default=1.0, help="scale of embedding and output")
     arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
     if arguments.stage == "train":
         trainer = LanguageTrainer(

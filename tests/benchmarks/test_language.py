@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language import tune_roles
+from benchmarks.language import lr_by_width, tune_roles
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
@@ -67,6 +67,23 @@ def test_by_norm_the_output_rate_falls_with_the_width(width, rate):
     optimizer = build_arm(make_model(width), Setting("spectral by norm", 0.5), steps=20)
     (output,) = (group for group in optimizer.param_groups if group["role"] == "output")
     assert output["precondition"].scale == pytest.approx(rate)
+
+
+def test_lr_by_width_brackets_the_best_rate(tmp_path, capsys):
+    """On invented losses with their minimum at 4 times the starting rate of every arm."""
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    arguments = argparse.Namespace(arms=["recipe", "muon"], widths=[16], steps=3, batch_tokens=64)
+
+    def lose(key):
+        start = lr_by_width.START[key.setting.arm].lr
+        return {"loss": (torch.tensor(key.setting.lr / start).log2().item() - 2) ** 2}
+
+    runner = Runner(ledger, lose)
+    assert [lr_by_width.tune(arguments, runner, arm, 16) for arm in arguments.arms] == [2, 2]
+    lr_by_width.print_table(arguments, ledger)
+    table = capsys.readouterr().out
+    assert "| recipe | 16 | 0.08 |" in table
+    assert "| muon | 16 | 0.064 |" in table
 
 
 def test_muon_by_norm_slows_layers_with_many_inputs():
