@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.language import contest_stages
+from benchmarks.language import contest_stages, recipe_untuned
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
 from benchmarks.language.contest_summary import compare_finalists, estimate_saving, format_contest
 from benchmarks.language.language_runs import RunKey
@@ -90,3 +90,22 @@ def test_the_time_may_run_out(tmp_path):
     contest = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
     with pytest.raises(MissingRunError):
         contest.run("screen")
+
+
+def test_the_recipe_untuned_against_tuned_peers(tmp_path, capsys):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+
+    def lose(key):
+        arm = key.setting.arm
+        bottom = 2.0 if arm == "recipe" else 1.995 if "muon" in arm else 2.2
+        away = abs(math.log2(key.setting.lr / 0.2)) if arm == "adamw" else 0.0  # a long way
+        return {"loss": bottom + 0.01 * away + 0.0001 * math.sin(key.seed * len(arm))}
+
+    recipe_untuned.train_all(Runner(ledger, lose))
+    tuned = [key for key in ledger.runs if key.stage == "recipe" and key.setting.arm == "adamw"]
+    assert len(tuned) == 2 * recipe_untuned.RUNS
+    assert not [key for key in ledger.runs if key.stage == "recipe" and key.setting.arm == "recipe"]
+    recipe_untuned.print_table(ledger)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("not worse" in line for line in lines) == 2 * len(recipe_untuned.PEERS)
+    assert "+0.005" in next(line for line in lines if "muon by norm" in line)

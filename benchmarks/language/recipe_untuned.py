@@ -1,0 +1,122 @@
+"""Is the recipe, untuned, as good as AdamW and Muon after tuning?
+
+    python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
+    python -m benchmarks.language.recipe_untuned table
+
+AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
+validation set. The recipe gets none: learning rate, decay and momenta are its defaults. Then all
+three train with ten fresh seeds and are scored on the test set. Runs are lines of
+results/language/recipe.jsonl and are not repeated.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.markdown import format_table
+from benchmarks.common.script import describe_origin
+from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
+from benchmarks.language.tune_roles import GRIDS, ORDER, START, make_setting
+from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
+from neumann.optim.recipe import LR, WEIGHT_DECAY
+
+RESULTS = Path("results/language/recipe.jsonl")
+OURS = Setting("recipe", LR, decay=WEIGHT_DECAY)
+PEERS = ("muon by norm", "muon", "adamw")
+LENGTHS = ((131_072, 200), (65_536, 600))  # tokens per step, steps
+RUNS = 12  # of a peer's search
+SEEDS = range(1, 11)
+MARGIN = 0.01  # nats that we may be worse
+
+
+def make_key(stage: str, length: tuple[int, int], setting: Setting, seed: int = 0) -> RunKey:
+    return RunKey(stage, "gpt:small", 256, *length, setting, seed)
+
+
+def tune(runner: Runner[RunKey], arm: str, length: tuple[int, int]) -> Setting:
+    """The best of the 12 settings of a peer; MissingRunError if the time is up."""
+
+    def make(point: Point) -> RunKey:
+        return make_key("recipe", length, make_setting(arm, point))
+
+    def loss(point: Point) -> float:
+        found = runner.finish(make(point))["loss"]
+        return float("inf") if found is None else float(found)
+
+    found = search_coordinates(
+        loss, START[arm], GRIDS, ORDER, lambda point: runner.run(make(point)), RUNS
+    )
+    return make_setting(arm, found)
+
+
+def find_best(ledger: Ledger[RunKey], arm: str, length: tuple[int, int]) -> Setting | None:
+    """The setting of an arm with the lowest validation loss so far."""
+    if arm == OURS.arm:
+        return OURS
+    found = {
+        key.setting: run["loss"]
+        for key, run in ledger.runs.items()
+        if (key.stage, key.tokens_per_step, key.steps) == ("recipe", *length)
+        and key.setting.arm == arm
+        and run["loss"] is not None
+    }
+    return min(found, key=lambda setting: found[setting]) if found else None
+
+
+def print_table(ledger: Ledger[RunKey]) -> None:
+    rows = []
+    for length in LENGTHS:
+        losses = {}
+        for arm in (OURS.arm, *PEERS):
+            setting = find_best(ledger, arm, length)
+            if setting is not None:
+                runs = ledger.find_seeds(make_key("test", length, setting))
+                losses[arm] = {seed: run["loss"] for seed, run in runs.items()}
+        for arm, found in losses.items():
+            mean = mean_interval(list(found.values()))
+            if mean.mean is None:
+                continue
+            behind = verdict = ""
+            difference = paired_difference(*select_common_seeds(losses[OURS.arm], found))
+            if arm != OURS.arm and difference.mean is not None and difference.high is not None:
+                behind = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+                verdict = "not worse" if difference.high < MARGIN else "may be worse"
+            tokens, steps = length
+            shown = f"{tokens:,} × {steps}", arm, f"{mean.mean:.4f}", str(mean.n), behind, verdict
+            rows.append(shown)
+    heads = ("tokens × steps", "arm", "test loss", "n", "the recipe is behind by", f"{MARGIN} nats")
+    print(format_table(heads, "llrrrl", rows))
+
+
+def main() -> None:
+    parser = create_language_parser(__doc__, RESULTS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("stage", choices=("train", "table"))
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    if arguments.stage == "train":
+        trainer = LanguageTrainer(
+            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
+        )
+        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
+        try:
+            train_all(runner)
+        except MissingRunError:
+            print("the time is up; run it again to continue")
+    print_table(ledger)
+
+
+def train_all(runner: Runner[RunKey]) -> None:
+    """Tune the peers, then test everybody."""
+    for length in LENGTHS:
+        chosen = [OURS, *(tune(runner, arm, length) for arm in PEERS)]
+        for seed in SEEDS:
+            for setting in chosen:
+                runner.run(make_key("test", length, setting, seed))
+
+
+if __name__ == "__main__":
+    main()
