@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 Point = Mapping[str, float]  # the value of each coordinate
 Grids = Mapping[str, Sequence[float]]
+Key = tuple[tuple[str, float], ...]  # a point that can be looked up
 
 
 def search_coordinates(
@@ -28,13 +29,21 @@ def search_coordinates(
             processes can share them out.
         limit: end after this many points, with the best of them.
     """
-    known: dict[tuple[tuple[str, float], ...], float] = {}
+    known: dict[Key, float] = {}
+    begun: set[Key] = set()
+
+    def begin(candidate: Point) -> None:
+        key = tuple(sorted(candidate.items()))
+        if key not in begun and (limit is None or len(begun) < limit):
+            begun.add(key)
+            announce(candidate)
 
     def find_loss(candidate: Point) -> float:
         key = tuple(sorted(candidate.items()))
+        begin(candidate)
+        if key not in begun:
+            raise _LimitReachedError
         if key not in known:
-            if limit is not None and len(known) >= limit:
-                raise _LimitReachedError
             known[key] = loss(candidate)
         return known[key]
 
@@ -44,7 +53,7 @@ def search_coordinates(
             before = point
             for name in order:
                 if name in point:
-                    point = _move(find_loss, point, name, grids[name], announce)
+                    point = _move(find_loss, point, name, grids[name], begin)
             if point == before:
                 return point
     except _LimitReachedError:
@@ -61,14 +70,14 @@ def _move(
     point: Point,
     name: str,
     grid: Sequence[float],
-    announce: Callable[[Point], None],
+    begin: Callable[[Point], None],
 ) -> Point:
     """The best point along a coordinate, with a worse one, or the edge, on both sides."""
     while True:
         index = list(grid).index(point[name])
         beside = [{**point, name: grid[i]} for i in (index - 1, index + 1) if 0 <= i < len(grid)]
         for candidate in (point, *beside):
-            announce(candidate)
+            begin(candidate)
         best = min((point, *beside), key=loss)
         if best == point:
             return point
