@@ -69,7 +69,11 @@ def train(
     path: Path, *, steps: int, batch: int, width: int, depth: int, lr: float, device: str
 ) -> float:
     """Train, print the loss now and then, and return the validation loss in nats per byte."""
+    if not path.is_file():
+        raise SystemExit(f"there is no file {path}")
     data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    if batch < 1:
+        raise SystemExit(f"--batch must be at least 1, got {batch}")
     if len(data) < 20 * CONTEXT:
         raise SystemExit(f"{path} has {len(data)} bytes: {20 * CONTEXT} or more are needed")
     text, held_out = data[: -len(data) // 10], data[-len(data) // 10 :]

@@ -67,7 +67,10 @@ def test_lightning_without_an_end():
         class trainer:
             estimated_stepping_batches = float("inf")
 
-    with pytest.raises(ValueError, match="give it max_steps or max_epochs, or pass steps"):
+    with pytest.raises(ValueError, match="give it max_steps, or max_epochs and data"):
+        large_batch(Endless())
+    Endless.trainer.estimated_stepping_batches = -1
+    with pytest.raises(ValueError, match="give it max_steps, or max_epochs and data"):
         large_batch(Endless())
 
 
@@ -98,6 +101,8 @@ def test_accelerate(processes, monkeypatch):
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
         large_batch(accelerator, model, 0)
+    with pytest.raises(TypeError, match="accelerator must be an Accelerator, got Sequential"):
+        large_batch(model, accelerator, 5)
 
 
 def test_lightning_warns_of_a_long_warmup():
@@ -163,7 +168,12 @@ def test_trainer_with_optimizers(tmp_path):
     from neumann.integrations.transformers import large_batch
 
     model = Model()
-    trainer = train_with_trainer(tmp_path, model, **large_batch(model, STEPS))
+    with pytest.raises(ValueError, match="max_steps is -1, because the Trainer counts epochs"):
+        large_batch(model, -1)
+    own = pytest.importorskip("transformers").TrainerCallback()
+    chosen = large_batch(model, STEPS, callbacks=[own])
+    assert chosen["callbacks"][0] is own
+    trainer = train_with_trainer(tmp_path, model, **chosen)
     optimizer = find_optimizer(trainer)
     assert isinstance(optimizer, Neumann)
     assert roles_of(optimizer) >= {"hidden", "output"}

@@ -190,9 +190,10 @@ def test_options_of_roles():
         assert changed["precondition"].before.decay == 0.3
         assert changed["momentum"] == 0.7
     for text, message in (
-        ("neumann-spectral:output=big", "output must be a number, got 'big'"),
-        ("neumann-spectral:output=0", "scale must be a finite number above 0"),
-        ("neumann-spectral:before=2", "decay must be in"),
+        ("neumann-spectral:output=big", "output must be a finite number above 0, got 'big'"),
+        ("neumann-spectral:output=0", "output must be a finite number above 0, got 0"),
+        ("neumann-spectral:output=true", "output must be a finite number above 0, got True"),
+        ("neumann-spectral:before=2", r"before must be in \[0, 1\), got 2"),
         ("neumann:output=2", "unknown option of neumann 'output'"),
     ):
         with pytest.raises(UsageError, match=message):

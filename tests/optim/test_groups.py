@@ -129,6 +129,11 @@ def test_it_trains_and_resumes():
         ({"weight_decay": float("nan")}, "weight_decay must be None or a finite number"),
         ({"weight_decay": "0.1"}, "weight_decay must be None or a finite number"),
         ({"options": {"hidden": "spectral"}}, "must be a RoleOptions, got 'spectral'"),
+        ({"split_heads": 1}, "split_heads must be True or False, got 1"),
+        (
+            {"options": {"vector": RoleOptions("diagonal", decay=True, per_input=True)}},
+            "is no matrix and has no inputs: leave per_input at False for its role, vector",
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -152,7 +157,7 @@ def test_bad_options_of_a_role(options, message):
 
 
 def test_a_model_without_matrices():
-    with pytest.raises(ValueError, match="LayerNorm has no hidden matrices: pass model"):
+    with pytest.raises(ValueError, match="LayerNorm has no matrices to train: pass model"):
         param_groups(nn.LayerNorm(3))
     with pytest.raises(ValueError, match="ReLU has no parameters to train"):
         param_groups(nn.ReLU())

@@ -72,6 +72,27 @@ def test_optimizer_and_schedule_resume():
         assert torch.equal(one, two)
 
 
+def test_a_longer_run_says_which_length_counts():
+    model = make()
+    optimizer, schedule = neumann.large_batch(model, steps=4)
+    take_steps(model, optimizer, schedule, 4)
+    with pytest.warns(UserWarning, match="the learning rate has been 0 since step 4"):
+        take_steps(model, optimizer, schedule, 2)
+    _, longer = neumann.large_batch(model, steps=8)
+    with pytest.warns(UserWarning, match="for 4 steps, this one was built for 8, and it contin"):
+        longer.load_state_dict(schedule.state_dict())
+
+
+def test_an_output_layer_alone():
+    """A linear probe: everything but the last layer is frozen."""
+    model = make()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    optimizer, schedule = neumann.large_batch(model, steps=torch.tensor([10]).numpy()[0])
+    assert {group["role"] for group in optimizer.param_groups} == {"output", "vector"}
+    take_steps(model, optimizer, schedule, 3)
+
+
 def test_roles_options_and_options_of_the_optimizer_arrive():
     optimizer, schedule = neumann.large_batch(
         make(),
@@ -118,8 +139,10 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "lr": "fast"}, "lr must be a finite number"),
         ({"steps": 10, "lr": float("nan")}, "lr must be a finite number"),
         ({"steps": 10, "lr": -1.0}, "lr must be a finite number"),
-        ({"steps": 10, "weight_decay": float("inf")}, "weight_decay must be None or a finite"),
-        ({"steps": 10, "weight_decay": "auto"}, "weight_decay must be None or a finite"),
+        ({"steps": 10, "weight_decay": float("inf")}, "weight_decay must be a finite number"),
+        ({"steps": 10, "weight_decay": "auto"}, "weight_decay must be a finite number"),
+        ({"steps": 10, "weight_decay": None}, "weight_decay must be a finite number"),
+        ({"steps": 10, "precondition": "diagonal"}, "each role has a preconditioner of its own"),
         ({"steps": 10, "ramp": 1.0}, "ramp must be a share of the steps, from 0 to below 1"),
         ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),
         ({"steps": 10, "roles": {"head.*": "middle"}}, "must be one of 'hidden'"),
@@ -140,8 +163,10 @@ def test_bad_input_gets_one_line(arguments, message):
 
 
 def test_models_that_cannot_be_trained():
-    with pytest.raises(ValueError, match="has no hidden matrices"):
+    with pytest.raises(ValueError, match="LayerNorm has no matrices to train"):
         neumann.large_batch(nn.LayerNorm(3), steps=10)
+    with pytest.raises(ValueError, match="Network has no parameters to train: unfreeze some"):
+        neumann.large_batch(make().requires_grad_(False), steps=10)
     with torch.device("meta"):
         model = Network()
     with pytest.raises(ValueError, match="has no data yet"):

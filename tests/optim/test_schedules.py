@@ -22,6 +22,11 @@ from neumann.optim.schedules import (
     lr_factor,
 )
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the learning rate has been 0 since step"),  # on purpose
+    pytest.mark.filterwarnings("ignore:the loaded schedule is for"),
+]
+
 Build = Callable[[torch.optim.Optimizer], LRScheduler]
 
 BUILDS: dict[str, Build] = {

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,23 @@ def test_every_program_can_be_chosen():
     assert all(PROGRAMS[name].counted for name in NAMES)
     with pytest.raises(SystemExit):
         parse_arguments(["--case", "1"])
+
+
+def test_the_published_hour():
+    """What docs/trust.md says is what results/soak.json holds: one hour, all bars, no failure."""
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results/soak.json").read_text())
+    assert found["failures"] == []
+    assert found["seconds"] >= 3590
+    assert found["programs"]["interrupts"]["complete"]
+    page = (root / "docs/trust.md").read_text()
+    for program, name, least in (
+        ("kills", "kills", 500),
+        ("damage", "damaged files", 1_000),
+        ("operations", "sequences", 5_000),
+        ("spectra", "ends", 10_000),
+        ("interrupts", "positions", 1),
+    ):
+        count = found["programs"][program]["counts"][name]
+        assert count >= least
+        assert f"{count:,}" in page

@@ -9,7 +9,7 @@ from torch import nn
 
 from neumann.optim import Neumann, recipe
 from neumann.optim.schedules import LinearDecay
-from neumann.validation import require_integer
+from neumann.validation import is_count, require
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -34,7 +34,9 @@ def large_batch(
         steps: optimizer steps of the whole run, the same on every process.
         **options: as for `neumann.large_batch`.
     """
-    require_integer("steps", steps, least=1)
+    if not hasattr(accelerator, "num_processes"):
+        raise TypeError(f"accelerator must be an Accelerator, got {type(accelerator).__name__}")
+    require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     linked = accelerator.step_scheduler_with_optimizer and not accelerator.split_batches
     times = accelerator.num_processes if linked else 1
     return recipe.large_batch(model, times * steps, **options)

@@ -45,10 +45,10 @@ def large_batch(
     """
     if steps is None:
         estimated = module.trainer.estimated_stepping_batches
-        if estimated == float("inf"):
+        if estimated == float("inf") or estimated < 1:
             raise ValueError(
-                "the Trainer does not know how many steps it will take: give it max_steps or "
-                "max_epochs, or pass steps"
+                "the Trainer does not know how many steps it will take: give it max_steps, or "
+                "max_epochs and data with a length, or pass steps"
             )
         steps = int(estimated)
     optimizer, schedule = recipe.large_batch(module, steps, **options)

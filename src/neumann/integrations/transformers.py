@@ -5,6 +5,7 @@ before every evaluation, so evaluation is correct without the callback. But it s
 mode the optimizer happens to be in, and unless it has just evaluated that means the displaced w.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -26,7 +27,9 @@ else:
 __all__ = ["EvaluationWeights", "NeumannByRole", "large_batch"]
 
 
-def large_batch(model: nn.Module, steps: int, **options: Any) -> dict[str, Any]:
+def large_batch(
+    model: nn.Module, steps: int, *, callbacks: Sequence[Any] = (), **options: Any
+) -> dict[str, Any]:
     """Arguments of the Trainer for :func:`neumann.large_batch`, with the callback below::
 
         Trainer(model, args, train_dataset=data, **large_batch(model, steps=args.max_steps))
@@ -34,10 +37,16 @@ def large_batch(model: nn.Module, steps: int, **options: Any) -> dict[str, Any]:
     Args:
         model: the one that the Trainer gets.
         steps: optimizer steps of the whole run.
+        callbacks: further callbacks of the Trainer.
         **options: as for `neumann.large_batch`.
     """
+    if steps == -1:  # what TrainingArguments holds unless it is given
+        raise ValueError(
+            "max_steps is -1, because the Trainer counts epochs: pass the number of optimizer "
+            "steps of the whole run, or give max_steps to TrainingArguments"
+        )
     pair = recipe.large_batch(model, steps, **options)
-    return {"optimizers": pair, "callbacks": [EvaluationWeights()]}
+    return {"optimizers": pair, "callbacks": [*callbacks, EvaluationWeights()]}
 
 
 class NeumannByRole:
@@ -45,8 +54,9 @@ class NeumannByRole:
 
         Trainer(model, args, optimizer_cls_and_kwargs=(NeumannByRole, {"lr": 0.02}), ...)
 
-    The schedule is then the Trainer's own: `lr_scheduler_type="linear"` with `warmup_ratio=0.03`
-    in its arguments is that of the recipe. Needs transformers 5.
+    The schedule is then the Trainer's own. A linear one with a warm-up of 3 % of the steps, that is
+    `lr_scheduler_type="linear", warmup_steps=0.03` in its arguments, is nearly that of the recipe.
+    Needs transformers 5.
     """
 
     def __call__(
@@ -57,6 +67,7 @@ class NeumannByRole:
         weight_decay: float = recipe.WEIGHT_DECAY,
         **options: Any,
     ) -> Neumann:
+        recipe.refuse_precondition(options)
         of_groups = {name: options.pop(name) for name in _OF_GROUPS if name in options}
         groups = param_groups(model, weight_decay=weight_decay, **of_groups)
         return Neumann(groups, lr, **options)

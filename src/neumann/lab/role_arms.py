@@ -13,6 +13,7 @@ from torch import nn
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions, param_groups
 from neumann.optim.preconditioners import Momentum
 from neumann.optim.roles import ROLES
+from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
 ROLE_OPTIONS = (*ROLES, BEFORE)
@@ -24,15 +25,10 @@ def group_by_role(model: nn.Module, weight_decay: float, options: Mapping[str, A
     for role, usual in DEFAULTS.items():
         p: Any = usual.precondition
         if BEFORE in options:
-            p = replace(p, before=Momentum(options[BEFORE]))
-        factor = options.get(role, 1)
-        chosen[role] = replace(usual, precondition=p)
-        if factor != 1:
-            chosen[role] = replace(chosen[role], scale=_multiply(role, usual.scale, factor))
+            before = options[BEFORE]
+            require(is_number(before) and 0 <= before < 1, BEFORE, before, "in [0, 1)")
+            p = replace(p, before=Momentum(before))
+        factor = options.get(role, 1.0)
+        require_positive(role, factor)
+        chosen[role] = replace(usual, precondition=p, scale=usual.scale * factor)
     return param_groups(model, options=chosen, weight_decay=weight_decay)
-
-
-def _multiply(role: str, scale: float, factor: Any) -> float:
-    if isinstance(factor, bool) or not isinstance(factor, int | float):
-        raise ValueError(f"{role} must be a number, got {factor!r}")
-    return scale * factor

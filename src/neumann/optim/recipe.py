@@ -13,7 +13,7 @@ rate rises over the first steps and then falls on a straight line to zero at the
 (`LinearDecay`). Both can be used without the other.
 
 How it can fail: with `steps` larger than the run, the rate never falls to zero, and most of the
-gain of the last steps is lost; with fewer, the steps after them do nothing.
+gain of the last steps is lost; with fewer, the learning rate is 0 in the steps after them.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
 from neumann.optim.schedules import LinearDecay
-from neumann.validation import is_number, require, require_integer
+from neumann.validation import is_count, is_number, require
 
 LR = 0.02
 WEIGHT_DECAY = 0.05
@@ -59,7 +59,9 @@ def large_batch(
     Raises:
         ValueError: an argument is wrong, or a parameter has no role. Nothing has changed.
     """
-    require_integer("steps", steps, least=1)
+    require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
+    require(is_number(weight_decay), "weight_decay", weight_decay, "a finite number of at least 0")
+    refuse_precondition(neumann)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
     groups = param_groups(
@@ -67,4 +69,13 @@ def large_batch(
     )
     optimizer = Neumann(groups, lr, **neumann)
     ramp_steps = max(1, round(ramp * steps)) if ramp else 0
-    return optimizer, LinearDecay(optimizer, total_steps=steps, ramp_steps=ramp_steps)
+    return optimizer, LinearDecay(optimizer, total_steps=int(steps), ramp_steps=ramp_steps)
+
+
+def refuse_precondition(options: Mapping[str, Any]) -> None:
+    """Raise if one preconditioner is named where each role has its own."""
+    if "precondition" in options:
+        raise ValueError(
+            f"precondition={options['precondition']!r}: each role has a preconditioner of its own; "
+            "pass options={role: RoleOptions(…)} to change one"
+        )

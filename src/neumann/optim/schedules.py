@@ -29,7 +29,7 @@ knows `total_steps` warns about it.
 
 import math
 import warnings
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -137,6 +137,19 @@ class _RampedSchedule(LRScheduler):
         """Return the fraction of the peak that is left `steps` ≥ 0 steps after the ramp."""
         return 1.0
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Adopt the position and the settings of another schedule of this kind."""
+        loaded, ours = state_dict.get("total_steps"), self.total_steps
+        super().load_state_dict(state_dict)
+        if loaded is not None and ours is not None and loaded != ours:
+            warnings.warn(
+                f"the loaded schedule is for {loaded} steps, this one was built for {ours}, and it "
+                f"continues with {loaded}: set its total_steps to {ours} after loading for a run "
+                "of another length",
+                UserWarning,
+                stacklevel=2,
+            )
+
     def get_lr(self) -> list[float | Tensor]:
         step = self.last_epoch
         if step >= self.ramp_steps:
@@ -191,6 +204,13 @@ class _FallingToZero(_RampedSchedule):
 
     def share_after_ramp(self, steps: int) -> float:
         """Return the share of the steps after the ramp that are done, from 0 to 1."""
+        if self.last_epoch == self.total_steps + 1:
+            warnings.warn(
+                f"the learning rate has been 0 since step {self.total_steps}, where this schedule "
+                "ends: build it with the number of steps of the whole run",
+                UserWarning,
+                stacklevel=2,
+            )
         return _share(steps, self.total_steps - self.ramp_steps)
 
 

@@ -124,6 +124,8 @@ def _match_patterns(overrides: Mapping[str, str], names: list[str]) -> dict[str,
     """The role that patterns give to each name they match."""
     chosen: dict[str, tuple[str, str]] = {}
     for pattern, role in overrides.items():
+        if not isinstance(pattern, str):
+            raise TypeError(f"a pattern in roles must be a string, got {pattern!r}")
         if role not in (*ROLES, FROZEN):
             known = ", ".join(map(repr, (*ROLES, FROZEN)))
             raise ValueError(f"roles[{pattern!r}] must be one of {known}, got {role!r}")
