@@ -3,6 +3,6 @@
 Scripts: `contest` (ours, Muon and others at three batch sizes), `tune_roles` (which P, rates and
 momenta suit each role?), `lr_by_width` (does the best learning rate carry over from narrow networks
 to wide ones?), `recipe_untuned` (is the recipe as good as peers after tuning?). Helpers:
-`language_arms` (optimizers by role), `language_runs` (one run), `contest_stages` (all runs of the
-contest), `contest_summary` (its tables).
+`language_arms` (optimizers by role), `search_space` (what is tuned about them), `language_runs`
+(one run), `contest_stages` (all runs of the contest), `contest_summary` (its tables).
 """

@@ -10,7 +10,7 @@ from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.tune_roles import GRIDS, ORDER, START, make_setting
+from benchmarks.language.search_space import GRIDS, ORDER, START, make_setting
 
 STAGES = ("screen", "tune", "test", "saving")
 OURS = "spectral by norm"

@@ -18,7 +18,7 @@ from benchmarks.common.markdown import format_table
 from benchmarks.common.script import describe_origin
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
-from benchmarks.language.tune_roles import GRIDS, ORDER, START, make_setting
+from benchmarks.language.search_space import GRIDS, ORDER, START, make_setting
 from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 from neumann.optim.recipe import LR, WEIGHT_DECAY
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language import lr_by_width, tune_roles
+from benchmarks.language import lr_by_width, search_space, tune_roles
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
@@ -127,7 +127,7 @@ def test_the_search_ends_where_no_coordinate_helps(tmp_path):
     runner = Runner(Ledger(tmp_path / "runs.jsonl", RunKey), lose)
     found = tune_roles.search(arguments, runner, "spectral")
     assert (found["lr"], found["output"], found["decay"]) == (0.016, 0.002, 0.4)
-    assert found["embedding"] == tune_roles.START["spectral"]["embedding"]
+    assert found["embedding"] == search_space.START["spectral"]["embedding"]
 
 
 def test_the_published_runs_can_be_read(capsys):

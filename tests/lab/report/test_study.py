@@ -65,9 +65,10 @@ def test_verdict_of_a_comparison(tmp_path):
     found = judge(folder)
     assert found.findings[0].startswith("neumann is ahead of sgd by 7.")
     assert found.findings[1] == "adam diverged in 3 of 3 runs; no seed is left to compare."
-    assert found.warnings == ()
+    assert found.warnings == (f"neumann: {LONG_WARMUP}",)
 
 
+LONG_WARMUP = "100 of 120 steps were its SGD warm-up; lower warmup_epochs."
 WARMUP_ONLY = "all 60 steps were its SGD warm-up; the Neumann iteration never began."
 
 
@@ -78,7 +79,10 @@ def test_a_warm_up_as_long_as_the_training_is_pointed_out(tmp_path):
     assert judge(fake_run(tmp_path / "b", "neumann", epochs=3)).warnings == (
         f"neumann: {WARMUP_ONLY}",
     )
-    assert judge(fake_run(tmp_path / "c", "neumann", epochs=6)).warnings == ()
+    assert judge(fake_run(tmp_path / "c", "neumann", epochs=6)).warnings == (
+        f"neumann: {LONG_WARMUP}",
+    )
+    assert judge(fake_run(tmp_path / "d", "neumann", epochs=10)).warnings == ()
 
 
 def test_runs_that_are_not_shown_are_counted(tmp_path):
@@ -121,6 +125,7 @@ def test_a_sweep(tmp_path):
         "search.",
         "The best learning rate of adamw, 0.004, is the highest tried: it is not bracketed, and a "
         "higher one may be better.",
+        f"neumann:lr=0.4: {LONG_WARMUP}",
     )
 
 

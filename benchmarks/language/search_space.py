@@ -1,0 +1,43 @@
+"""What is tuned about each arm of the language benchmarks: coordinates, grids, starting points."""
+
+from benchmarks.common.coordinates import Point
+from benchmarks.language.language_arms import Setting
+
+# Every coordinate has a grid; a search may end at the edge of one.
+RATES = tuple(0.001 * 2.0**index for index in range(-3, 9))
+GRIDS: dict[str, tuple[float, ...]] = {
+    "lr": RATES,
+    "embedding": RATES,
+    "output": RATES,
+    "momentum": (0.0, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9),
+    "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95),
+    "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
+    "cooling": (0.0, 0.5, 1.0),
+}
+
+_SPECTRAL = {"lr": 0.004, "momentum": 0.6, "before": 0.8, "decay": 0.1, "cooling": 0.0}
+_ADAMW = {"lr": 0.001, "momentum": 0.9, "decay": 0.1}
+_MUON = {"lr": 0.016, "before": 0.8, "decay": 0.1}
+START: dict[str, Point] = {
+    "spectral": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
+    "spectral embedding": {**_SPECTRAL, "embedding": 0.064, "output": 0.016},
+    "spectral output": {**_SPECTRAL, "embedding": 0.032, "output": 0.032},
+    "spectral everywhere": {**_SPECTRAL, "embedding": 0.064, "output": 0.032},
+    "spectral by norm": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
+    "muon": {**_MUON, "embedding": 0.008, "output": 0.032},
+    "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
+    "muon by norm": {**_MUON, "lr": 0.032, "embedding": 0.016, "output": 0.016},
+    "normuon": {**_MUON, "embedding": 0.016, "output": 0.016},
+    "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.1, "embedding": 0.016, "output": 0.016},
+    "schedule-free": {**_ADAMW, "embedding": 0.016, "output": 0.008},
+    "diagonal": {**_ADAMW, "embedding": 0.004, "output": 0.001},
+    "paper": {**_ADAMW, "lr": 0.128, "embedding": 0.128, "output": 0.128},
+    "adamw": {**_ADAMW, "embedding": 0.008, "output": 0.016},
+}
+ORDER = ("output", "lr", "embedding", "momentum", "before", "decay", "cooling")
+
+
+def make_setting(arm: str, point: Point) -> Setting:
+    """The setting at a point; rates become multiples of the learning rate."""
+    rest = {role: point[role] / point["lr"] for role in ("embedding", "output")}
+    return Setting(arm, **{**point, **rest})
