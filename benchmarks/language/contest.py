@@ -16,14 +16,12 @@ twice as many steps at the middle one. Stages, each of which continues where it 
 Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
 """
 
-import argparse
 from pathlib import Path
 
-from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.common.script import describe_origin
+from benchmarks.common.ledger import MissingRunError
 from benchmarks.language import contest_summary
 from benchmarks.language.contest_stages import STAGES, LanguageContest
-from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
+from benchmarks.language.language_runs import create_language_parser, open_language_runner
 
 RESULTS = Path("results/language/contest.jsonl")
 DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
@@ -31,19 +29,11 @@ DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(data=DATA)
     parser.add_argument("stage", choices=(*STAGES, "all", "table"))
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
-    contest = LanguageContest(ledger)
+    contest = LanguageContest(*open_language_runner(arguments))
     if arguments.stage != "table":
-        trainer = LanguageTrainer(
-            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
-        )
-        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
-        contest = LanguageContest(ledger, runner)
         for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
             try:
                 contest.run(stage)

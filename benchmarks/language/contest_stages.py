@@ -6,11 +6,10 @@ Settings are chosen on the validation set, before any run of the test stage.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import GRIDS, ORDER, START, make_setting
+from benchmarks.language.search_space import ORDER, search_setting
 
 STAGES = ("screen", "tune", "test", "saving")
 OURS = "spectral by norm"
@@ -27,7 +26,7 @@ SHARES = (0.80, 0.85, 0.90, 0.95)
 class LanguageContest:
     """The runs of each stage, and what follows from them."""
 
-    def __init__(self, ledger: Ledger[RunKey], runner: Runner[RunKey] | None = None) -> None:
+    def __init__(self, ledger: Ledger[RunKey], runner: Runner[RunKey]) -> None:
         self.ledger, self._runner = ledger, runner
 
     def make_key(self, stage: str, batch: int, steps: int, setting: Setting, seed: int) -> RunKey:
@@ -45,7 +44,7 @@ class LanguageContest:
         else:
             runs = self._list_tests() if stage == "test" else self._list_savings()
             for key in runs:
-                self._get_runner().run(key)
+                self._runner.run(key)
 
     def find_muon(self) -> str:
         """The scaling of Muon that was best in the screening."""
@@ -78,10 +77,6 @@ class LanguageContest:
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
         return {seed: run["loss"] for seed, run in runs.items() if run["loss"] is not None}
 
-    def _get_runner(self) -> Runner[RunKey]:
-        assert self._runner is not None, "a table needs no runs"
-        return self._runner
-
     def _screened(self, arm: str) -> float:
         return self._best_loss(arm, MIDDLE, LENGTHS[MIDDLE])
 
@@ -92,17 +87,12 @@ class LanguageContest:
     def _search(
         self, arm: str, batch: int, steps: int, order: tuple[str, ...], limit: int | None
     ) -> None:
-        runner = self._get_runner()
-
-        def make(point: Point) -> RunKey:
-            return self.make_key("tune", batch, steps, make_setting(arm, point), 0)
-
-        def loss(point: Point) -> float:
-            found = runner.finish(make(point))["loss"]
-            return float("inf") if found is None else float(found)
-
-        search_coordinates(
-            loss, START[arm], GRIDS, order, lambda point: runner.run(make(point)), limit
+        search_setting(
+            self._runner,
+            arm,
+            lambda setting: self.make_key("tune", batch, steps, setting, 0),
+            order,
+            limit,
         )
 
     def _list_tests(self) -> Iterator[RunKey]:

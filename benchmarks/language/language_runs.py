@@ -6,7 +6,7 @@ alone, so all optimizers see the same batches. Losses are in nats per token.
 
 import math
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.ledger import Run
-from benchmarks.common.script import create_parser
+from benchmarks.common.ledger import Ledger, Run, Runner
+from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.language.language_arms import CONSTANT, RAMP, Setting, build_arm
 from neumann.lab.data import load
 from neumann.lab.data.dataset import Dataset
@@ -45,6 +45,7 @@ class RunKey:
 def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
     """The flags of a script that trains language models into a ledger."""
     parser = create_parser(doc, output=False)
+    parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--data", default="text:mdn.txt.xz")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--tokens", default="bpe:16384")
@@ -53,6 +54,17 @@ def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
     parser.add_argument("--share", type=Path, help="folder in which processes claim their runs")
     parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
     return parser
+
+
+def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[RunKey]]:
+    """The ledger that the flags name, and what trains further runs into it."""
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    trainer = LanguageTrainer(
+        arguments.data, arguments.data_dir, arguments.tokens, arguments.device
+    )
+    seconds, share = arguments.seconds, arguments.share
+    return ledger, Runner(ledger, trainer.train, seconds=seconds, share=share)
 
 
 class LanguageTrainer:

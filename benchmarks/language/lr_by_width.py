@@ -16,10 +16,9 @@ from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import describe_origin
 from benchmarks.common.search import find_bracketed_best
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
+from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
 
 RESULTS = Path("results/language/lr-by-width.jsonl")
 WIDTHS = (128, 512, 1024)
@@ -76,20 +75,14 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("stage", choices=("train", "table"))
     parser.add_argument("--arms", nargs="+", choices=list(START), default=list(START))
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
-        trainer = LanguageTrainer(
-            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
-        )
-        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
         for width in arguments.widths:
             for arm in arguments.arms:
                 try:

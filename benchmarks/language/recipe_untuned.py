@@ -9,16 +9,13 @@ three train with ten fresh seeds and are scored on the test set. Runs are lines 
 results/language/recipe.jsonl and are not repeated.
 """
 
-import argparse
 from pathlib import Path
 
-from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import describe_origin
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
-from benchmarks.language.search_space import GRIDS, ORDER, START, make_setting
+from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.search_space import search_setting
 from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 from neumann.optim.recipe import LR, WEIGHT_DECAY
 
@@ -37,18 +34,9 @@ def make_key(stage: str, length: tuple[int, int], setting: Setting, seed: int = 
 
 def tune(runner: Runner[RunKey], arm: str, length: tuple[int, int]) -> Setting:
     """The best of the 12 settings of a peer; MissingRunError if the time is up."""
-
-    def make(point: Point) -> RunKey:
-        return make_key("recipe", length, make_setting(arm, point))
-
-    def loss(point: Point) -> float:
-        found = runner.finish(make(point))["loss"]
-        return float("inf") if found is None else float(found)
-
-    found = search_coordinates(
-        loss, START[arm], GRIDS, ORDER, lambda point: runner.run(make(point)), RUNS
+    return search_setting(
+        runner, arm, lambda setting: make_key("recipe", length, setting), limit=RUNS
     )
-    return make_setting(arm, found)
 
 
 def find_best(ledger: Ledger[RunKey], arm: str, length: tuple[int, int]) -> Setting | None:
@@ -92,16 +80,10 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("stage", choices=("train", "table"))
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
-        trainer = LanguageTrainer(
-            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
-        )
-        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
         try:
             train_all(runner)
         except MissingRunError:

@@ -1,7 +1,11 @@
 """What is tuned about each arm of the language benchmarks: coordinates, grids, starting points."""
 
-from benchmarks.common.coordinates import Point
+from collections.abc import Callable, Sequence
+
+from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.ledger import Runner
 from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_runs import RunKey
 
 # Every coordinate has a grid; a search may end at the edge of one.
 RATES = tuple(0.001 * 2.0**index for index in range(-3, 9))
@@ -41,3 +45,30 @@ def make_setting(arm: str, point: Point) -> Setting:
     """The setting at a point; rates become multiples of the learning rate."""
     rest = {role: point[role] / point["lr"] for role in ("embedding", "output")}
     return Setting(arm, **{**point, **rest})
+
+
+def search_setting(
+    runner: Runner[RunKey],
+    arm: str,
+    make_key: Callable[[Setting], RunKey],
+    order: Sequence[str] = ORDER,
+    limit: int | None = None,
+) -> Setting:
+    """The setting of an arm that no coordinate improves; MissingRunError if the time is up.
+
+    Args:
+        runner: several processes may share out the runs.
+        arm: a name in START.
+        make_key: the run that scores a setting.
+        order: which coordinates move, and in which order.
+        limit: the number of runs.
+    """
+
+    def loss(point: Point) -> float:
+        found = runner.finish(make_key(make_setting(arm, point)))["loss"]
+        return float("inf") if found is None else float(found)
+
+    def announce(point: Point) -> None:
+        runner.run(make_key(make_setting(arm, point)))
+
+    return make_setting(arm, search_coordinates(loss, START[arm], GRIDS, order, announce, limit))

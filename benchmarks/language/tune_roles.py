@@ -12,34 +12,21 @@ results/language/roles.jsonl and are not repeated.
 import argparse
 from pathlib import Path
 
-from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
-from benchmarks.common.script import describe_origin
-from benchmarks.language.language_runs import LanguageTrainer, RunKey, create_language_parser
-from benchmarks.language.search_space import GRIDS, ORDER, START, make_setting
+from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.search_space import ORDER, START, search_setting
 
 RESULTS = Path("results/language/roles.jsonl")
 
 
-def make_key(arguments: argparse.Namespace, arm: str, point: Point, seed: int = 0) -> RunKey:
-    setting = make_setting(arm, point)
-    return RunKey(
-        "roles", arguments.model, 256, arguments.batch_tokens, arguments.steps, setting, seed
+def search(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str) -> Setting:
+    """The setting that no coordinate improves; MissingRunError if the time is up."""
+    size = arguments.model, 256, arguments.batch_tokens, arguments.steps
+    return search_setting(
+        runner, arm, lambda setting: RunKey("roles", *size, setting, seed=0), arguments.coordinates
     )
-
-
-def search(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str) -> Point:
-    """The point that no coordinate improves; MissingRunError if the time is up."""
-
-    def loss(point: Point) -> float:
-        found = runner.finish(make_key(arguments, arm, point))["loss"]
-        return float("inf") if found is None else float(found)
-
-    def announce(point: Point) -> None:  # another process may take one of them
-        runner.run(make_key(arguments, arm, point))
-
-    return search_coordinates(loss, START[arm], GRIDS, arguments.coordinates, announce)
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
@@ -65,7 +52,6 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("stage", choices=("train", "table"))
     parser.add_argument("--arms", nargs="+", choices=list(START), default=list(START))
     parser.add_argument("--model", default="gpt:small")
@@ -74,13 +60,8 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=3, help="best settings per arm in the table")
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
-        trainer = LanguageTrainer(
-            arguments.data, arguments.data_dir, arguments.tokens, arguments.device
-        )
-        runner = Runner(ledger, trainer.train, seconds=arguments.seconds, share=arguments.share)
         for arm in arguments.arms:
             try:
                 search(arguments, runner, arm)

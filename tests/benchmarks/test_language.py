@@ -126,8 +126,8 @@ def test_the_search_ends_where_no_coordinate_helps(tmp_path):
 
     runner = Runner(Ledger(tmp_path / "runs.jsonl", RunKey), lose)
     found = tune_roles.search(arguments, runner, "spectral")
-    assert (found["lr"], found["output"], found["decay"]) == (0.016, 0.002, 0.4)
-    assert found["embedding"] == search_space.START["spectral"]["embedding"]
+    assert (found.lr, found.lr * found.output, found.decay) == (0.016, 0.002, 0.4)
+    assert found.lr * found.embedding == search_space.START["spectral"]["embedding"]
 
 
 def test_the_published_runs_can_be_read(capsys):

@@ -79,7 +79,8 @@ def test_steps_saved():
 
 
 def test_a_contest_without_runs(tmp_path):
-    contest = LanguageContest(Ledger(tmp_path / "none.jsonl", RunKey))
+    ledger = Ledger(tmp_path / "none.jsonl", RunKey)
+    contest = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
     assert format_contest(contest) == ""
     with pytest.raises(MissingRunError):
         contest.find_muon()

@@ -325,6 +325,6 @@ def test_an_error_of_the_update_comes_out_and_the_handler_comes_back():
 
 
 def test_setting_the_handler_is_fast():
-    """Not through the functions of `signal`: converting to enums, they cost 3 % of a GPU step."""
+    """Not through the functions of `signal`, which convert to enums and back in every step."""
     assert interrupts._set_handler is not signal.signal
     assert interrupts._get_handler is not signal.getsignal
