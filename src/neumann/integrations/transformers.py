@@ -26,6 +26,8 @@ else:
 
 __all__ = ["EvaluationWeights", "NeumannByRole", "large_batch"]
 
+_OF_GROUPS = ("roles", "options", "split_heads")  # arguments of param_groups
+
 
 def large_batch(
     model: nn.Module, steps: int, *, callbacks: Sequence[Any] = (), **options: Any
@@ -71,9 +73,6 @@ class NeumannByRole:
         of_groups = {name: options.pop(name) for name in _OF_GROUPS if name in options}
         groups = param_groups(model, weight_decay=weight_decay, **of_groups)
         return Neumann(groups, lr, **options)
-
-
-_OF_GROUPS = ("roles", "options", "split_heads")
 
 
 class EvaluationWeights(TrainerCallback):
