@@ -1,10 +1,12 @@
 """Which rates and decay suit each role of an image network? A coordinate search on held-out images.
 
     python -m benchmarks.contest.tune_image_roles train --data-dir data --batch 8192 --seconds 600
+    python -m benchmarks.contest.tune_image_roles train --start lr=0.02 --sweep forgetting …
     python -m benchmarks.contest.tune_image_roles table
 
 The arm is `neumann-spectral`. Beside lr, the coordinates are `forgetting` = lr · decay · steps, the
-multiples of the rates of output layer and vectors, and both momenta. Runs are lines of
+multiples of the rates of output layer and vectors, both momenta and the share of the ramp. --sweep
+trains all values of a coordinate around the best point. Runs are lines of
 results/image-roles.jsonl and are not repeated.
 """
 
@@ -30,14 +32,15 @@ RESULTS = Path("results/image-roles.jsonl")
 FACTORS = tuple(2.0**index for index in range(-6, 7))
 GRIDS = {
     "lr": tuple(0.02 * 2.0**index for index in range(-4, 8)),
-    "forgetting": (0.3, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0),
+    "forgetting": (0.08, 0.16, 0.3, 0.6, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0),
     "output": FACTORS,
     "vector": FACTORS,
     "momentum": (0.3, 0.45, 0.6, 0.7, 0.8),
     "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9),
+    "ramp": (0.03, 0.08, 0.16),
 }
 START = {"lr": 0.16, "forgetting": 5.0, "output": 1.0, "vector": 1.0, "momentum": 0.6}
-START["before"] = 0.6
+START |= {"before": 0.8, "ramp": 0.03}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class RunKey:
     vector: float
     momentum: float
     before: float
+    ramp: float
     seed: int = 0
 
 
@@ -92,7 +96,7 @@ class ImageTrainer:
             batch_size=key.batch,
             epochs=key.epochs,
             sched="linear",
-            ramp_epochs=key.epochs / 6,
+            ramp_epochs=key.epochs * key.ramp,
             seed=key.seed,
             held_out=True,
             eval_every=key.epochs,
@@ -113,7 +117,20 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def announce(point: Point) -> None:
         runner.run(make_key(point))
 
-    return search_coordinates(loss, START, GRIDS, arguments.coordinates, announce)
+    start = {**START, **dict(arguments.start)}
+    best = search_coordinates(loss, start, GRIDS, arguments.coordinates, announce)
+    for name in arguments.sweep:
+        for value in GRIDS[name]:
+            announce({**best, name: value})
+    return best
+
+
+def read_assignment(text: str) -> tuple[str, float]:
+    """A coordinate and its value, from `lr=0.02`."""
+    name, _, value = text.partition("=")
+    if name not in GRIDS or float(value) not in GRIDS[name]:
+        raise argparse.ArgumentTypeError(f"{text}: not on the grids {GRIDS}")
+    return name, float(value)
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
@@ -136,6 +153,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--coordinates", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    parser.add_argument("--start", nargs="+", type=read_assignment, default=[])
+    parser.add_argument("--sweep", nargs="+", choices=list(GRIDS), default=[])
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))

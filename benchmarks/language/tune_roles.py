@@ -5,28 +5,36 @@
 
 One coordinate after another moves to its best value, until none moves any more. The rates of
 embedding and output layer are coordinates of their own: they stay where they are when the rate of
-the hidden matrices moves. The score is the validation loss of seed 0. Runs are lines of
-results/language/roles.jsonl and are not repeated.
+the hidden matrices moves. --sweep trains all values of a coordinate around the best point. The
+score is the validation loss of seed 0. Runs are lines of results/language/roles.jsonl and are not
+repeated.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
-from benchmarks.language.search_space import ORDER, START, search_setting
+from benchmarks.language.search_space import GRIDS, ORDER, START, search_setting
 
 RESULTS = Path("results/language/roles.jsonl")
 
 
 def search(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str) -> Setting:
     """The setting that no coordinate improves; MissingRunError if the time is up."""
-    size = arguments.model, 256, arguments.batch_tokens, arguments.steps
-    return search_setting(
-        runner, arm, lambda setting: RunKey("roles", *size, setting, seed=0), arguments.coordinates
-    )
+
+    def make_key(setting: Setting) -> RunKey:
+        size = arguments.model, 256, arguments.batch_tokens, arguments.steps
+        return RunKey("roles", *size, setting, seed=0)
+
+    best = search_setting(runner, arm, make_key, arguments.coordinates)
+    for name in arguments.sweep:
+        for value in GRIDS[name]:
+            runner.run(make_key(replace(best, **{name: value})))
+    return best
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
@@ -56,6 +64,8 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(START), default=list(START))
     parser.add_argument("--model", default="gpt:small")
     parser.add_argument("--coordinates", nargs="+", choices=ORDER, default=ORDER)
+    swept = ("momentum", "before", "decay", "cooling")
+    parser.add_argument("--sweep", nargs="+", choices=swept, default=[])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=3, help="best settings per arm in the table")

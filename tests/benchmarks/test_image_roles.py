@@ -26,4 +26,4 @@ def test_decay_follows_from_forgetting():
     config = trainer._configure(RunKey("mlp", 128, 4, **START), steps_per_epoch=10)
     assert config.lr * config.weight_decay * 40 == pytest.approx(START["forgetting"])
     assert config.held_out
-    assert config.opt == "neumann-spectral:output=1.0,vector=1.0,momentum=0.6,before=0.6"
+    assert config.opt == "neumann-spectral:output=1.0,vector=1.0,momentum=0.6,before=0.8"

@@ -114,7 +114,7 @@ def test_the_data_order_depends_on_the_seed_alone():
 def test_the_search_ends_where_no_coordinate_helps(tmp_path):
     """On a bowl whose rates interact, through the ledger and back."""
     arguments = argparse.Namespace(
-        model="m", batch_tokens=1, steps=1, coordinates=("output", "lr", "decay")
+        model="m", batch_tokens=1, steps=1, coordinates=("output", "lr", "decay"), sweep=["decay"]
     )
 
     def lose(key):
@@ -128,6 +128,8 @@ def test_the_search_ends_where_no_coordinate_helps(tmp_path):
     found = tune_roles.search(arguments, runner, "spectral")
     assert (found.lr, found.lr * found.output, found.decay) == (0.016, 0.002, 0.4)
     assert found.lr * found.embedding == search_space.START["spectral"]["embedding"]
+    around = {key.setting.decay for key in runner.ledger.runs if key.setting.lr == found.lr}
+    assert around == set(search_space.GRIDS["decay"])
 
 
 def test_the_published_runs_can_be_read(capsys):
