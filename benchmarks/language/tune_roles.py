@@ -13,6 +13,7 @@ repeated.
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
@@ -33,7 +34,8 @@ def search(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str) -> S
     best = search_setting(runner, arm, make_key, arguments.coordinates)
     for name in arguments.sweep:
         for value in GRIDS[name]:
-            runner.run(make_key(replace(best, **{name: value})))
+            changed: dict[str, Any] = {name: value}
+            runner.run(make_key(replace(best, **changed)))
     return best
 
 
