@@ -3,6 +3,8 @@
     python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
     python -m benchmarks.language.recipe_untuned table
 
+`tune` instead of `train` leaves out the test.
+
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. The recipe gets none: learning rate, decay and momenta are its defaults. Then all
 three train with ten fresh seeds and are scored on the test set. Runs are lines of
@@ -80,22 +82,22 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
-    parser.add_argument("stage", choices=("train", "table"))
+    parser.add_argument("stage", choices=("tune", "train", "table"))
     arguments = parser.parse_args()
     ledger, runner = open_language_runner(arguments)
-    if arguments.stage == "train":
+    if arguments.stage != "table":
         try:
-            train_all(runner)
+            train_all(runner, test=arguments.stage == "train")
         except MissingRunError:
             print("the time is up; run it again to continue")
     print_table(ledger)
 
 
-def train_all(runner: Runner[RunKey]) -> None:
+def train_all(runner: Runner[RunKey], test: bool = True) -> None:
     """Tune the peers, then test everybody."""
     for length in LENGTHS:
         chosen = [OURS, *(tune(runner, arm, length) for arm in PEERS)]
-        for seed in SEEDS:
+        for seed in SEEDS if test else ():
             for setting in chosen:
                 runner.run(make_key("test", length, setting, seed))
 
