@@ -4,6 +4,7 @@ script     a script's flags and its JSON output, with commit, hardware and versi
 ledger     a file of runs that are never repeated
 search     tuning on a grid that widens at its edges
 coordinates  tuning of one number after another
+recipe_space  what a search around the recipe varies
 timing     clocks for work that runs on a GPU
 markdown   tables
 """

@@ -4,21 +4,21 @@
     python -m benchmarks.contest.tune_image_roles train --start lr=0.02 --sweep forgetting …
     python -m benchmarks.contest.tune_image_roles table
 
-The arm is `neumann-spectral`. Beside lr, the coordinates are `forgetting` = lr · decay · steps, the
-multiples of the rates of output layer and vectors, both momenta and the share of the ramp. --sweep
-trains all values of a coordinate around the best point. Runs are lines of
-results/image-roles.jsonl and are not repeated.
+The arm is `neumann-spectral`. benchmarks/common/recipe_space.py has the coordinates. --sweep trains
+all values of a coordinate around the best point. Runs are lines of results/image-roles.jsonl and
+are not repeated.
 """
 
 import argparse
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.coordinates import Point
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.common.markdown import format_table
+from benchmarks.common.recipe_space import SCALES, START, add_search_flags, search_recipe
 from benchmarks.common.script import describe_origin
 from benchmarks.contest.trainer import create_training_parser
 from neumann.lab.config import TrainConfig
@@ -27,20 +27,10 @@ from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
+from neumann.optim.groups import DEFAULTS
 
 RESULTS = Path("results/image-roles.jsonl")
-FACTORS = tuple(2.0**index for index in range(-6, 7))
-GRIDS = {
-    "lr": tuple(0.02 * 2.0**index for index in range(-4, 8)),
-    "forgetting": (0.08, 0.16, 0.3, 0.6, 1.25, 2.5, 5.0, 10.0, 20.0, 40.0),
-    "output": FACTORS,
-    "vector": FACTORS,
-    "momentum": (0.3, 0.45, 0.6, 0.7, 0.8),
-    "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9),
-    "ramp": (0.03, 0.08, 0.16),
-}
-START = {"lr": 0.16, "forgetting": 5.0, "output": 1.0, "vector": 1.0, "momentum": 0.6}
-START |= {"before": 0.8, "ramp": 0.03}
+COORDINATES = ("lr", "forgetting", *SCALES, "momentum", "before", "ramp")
 
 
 @dataclass(frozen=True)
@@ -52,6 +42,7 @@ class RunKey:
     epochs: int
     lr: float
     forgetting: float
+    embedding: float
     output: float
     vector: float
     momentum: float
@@ -84,7 +75,8 @@ class ImageTrainer:
         return {"accuracy": accuracy, "train_loss": summary.train_loss, "seconds": summary.seconds}
 
     def _configure(self, key: RunKey, steps_per_epoch: int) -> TrainConfig:
-        named = {name: getattr(key, name) for name in ("output", "vector", "momentum", "before")}
+        named = {role: getattr(key, role) / DEFAULTS[role].scale for role in SCALES}
+        named |= {"momentum": key.momentum, "before": key.before}
         options = ",".join(f"{name}={value}" for name, value in named.items())
         return TrainConfig(
             data=self._data,
@@ -109,7 +101,9 @@ class ImageTrainer:
 def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def make_key(point: Point) -> RunKey:
         values: dict[str, Any] = dict(point)
-        return RunKey(arguments.model, arguments.batch, arguments.epochs, **values)
+        return RunKey(
+            arguments.model, arguments.batch, arguments.epochs, **values, seed=arguments.seed
+        )
 
     def loss(point: Point) -> float:
         return -float(runner.finish(make_key(point))["accuracy"])
@@ -117,20 +111,7 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def announce(point: Point) -> None:
         runner.run(make_key(point))
 
-    start = {**START, **dict(arguments.start)}
-    best = search_coordinates(loss, start, GRIDS, arguments.coordinates, announce)
-    for name in arguments.sweep:
-        for value in GRIDS[name]:
-            announce({**best, name: value})
-    return best
-
-
-def read_assignment(text: str) -> tuple[str, float]:
-    """A coordinate and its value, from `lr=0.02`."""
-    name, _, value = text.partition("=")
-    if name not in GRIDS or float(value) not in GRIDS[name]:
-        raise argparse.ArgumentTypeError(f"{text}: not on the grids {GRIDS}")
-    return name, float(value)
+    return search_recipe(arguments, {**START, "ramp": 0.03}, loss, announce)
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
@@ -139,10 +120,14 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
         if (key.model, key.batch, key.epochs) == tuple(
             getattr(arguments, name) for name in ("model", "batch", "epochs")
         ):
-            values = [f"{value:g}" for name, value in asdict(key).items() if name in GRIDS]
+            values = [f"{getattr(key, name):g}" for name in COORDINATES]
             rows.append((f"{ledger.runs[key]['accuracy']:.2f}", *values))
     print(f"{len(rows)} runs")
-    print(format_table(("accuracy", *GRIDS), "r" * (len(GRIDS) + 1), rows[: arguments.rows]))
+    print(
+        format_table(
+            ("accuracy", *COORDINATES), "r" * (len(COORDINATES) + 1), rows[: arguments.rows]
+        )
+    )
 
 
 def main() -> None:
@@ -152,9 +137,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet9")
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--coordinates", nargs="+", choices=list(GRIDS), default=list(GRIDS))
-    parser.add_argument("--start", nargs="+", type=read_assignment, default=[])
-    parser.add_argument("--sweep", nargs="+", choices=list(GRIDS), default=[])
+    add_search_flags(parser, COORDINATES)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     arguments = parser.parse_args()
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))

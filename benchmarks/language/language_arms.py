@@ -29,9 +29,10 @@ class Setting:
     decay: float = 0.1  # decoupled, of hidden matrices and the output layer
     before: float = 0.8  # momentum before orthogonalization
     momentum: float = 0.6  # μ of the series; β1 of AdamW
-    embedding: float = 1.0  # learning rate of embeddings, as a multiple of lr
+    embedding: float = 1.0  # learning rate of embeddings, as a multiple of lr; of the recipe: scale
     output: float = 1.0  # of the output layer
     vector: float = 1.0  # of vectors
+    output_before: float | None = None  # of the recipe's output layer, if it has its own
     cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
 
 
@@ -65,12 +66,22 @@ def _build_by_role(
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 
 
+def make_recipe(lr: float, decay: float) -> Setting:
+    """What the recipe does today. Its scales are spelled out: other versions may have others."""
+    scales = {role: DEFAULTS[role].scale for role in ("embedding", "output", "vector")}
+    return Setting("recipe", lr, decay, **scales)
+
+
 def build_recipe(model: nn.Module, setting: Setting) -> Neumann:
-    """The groups of `neumann.param_groups`, with multiples of the rates of their roles."""
-    options = {
-        role: replace(usual, scale=usual.scale * getattr(setting, role, 1.0))
-        for role, usual in DEFAULTS.items()
-    }
+    """The groups of `neumann.param_groups`, with the scales of the setting."""
+    options = {}
+    for role, usual in DEFAULTS.items():
+        p: Any = usual.precondition
+        before = setting.before
+        if role == "output" and setting.output_before is not None:
+            before = setting.output_before
+        p = replace(p, before=Momentum(before))
+        options[role] = replace(usual, precondition=p, scale=getattr(setting, role, usual.scale))
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 

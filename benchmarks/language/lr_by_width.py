@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
-from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_arms import Setting, make_recipe
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
 
 RESULTS = Path("results/language/lr-by-width.jsonl")
@@ -25,7 +25,7 @@ WIDTHS = (128, 512, 1024)
 # Where the search of an arm starts. Everything but lr stays as it is.
 START = {
     "one for all": Setting("one for all", 0.008),
-    "recipe": Setting("recipe", 0.02, decay=0.05),
+    "recipe": make_recipe(0.03, decay=0.4),
     "spectral": Setting("spectral", 0.004, decay=0.2, embedding=8.0, output=4.0),
     "muon": Setting("muon", 0.016),
     "muon by norm": Setting("muon by norm", 0.032, embedding=0.5, output=0.5),

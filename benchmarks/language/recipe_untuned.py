@@ -15,14 +15,14 @@ from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
-from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_arms import Setting, make_recipe
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
 from benchmarks.language.search_space import search_setting
 from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 from neumann.optim.recipe import LR, WEIGHT_DECAY
 
 RESULTS = Path("results/language/recipe.jsonl")
-OURS = Setting("recipe", LR, decay=WEIGHT_DECAY)
+OURS = make_recipe(LR, decay=WEIGHT_DECAY)
 PEERS = ("muon by norm", "muon", "adamw")
 LENGTHS = ((131_072, 200), (65_536, 600))  # tokens per step, steps
 RUNS = 12  # of a peer's search

@@ -19,26 +19,26 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "cooling": (0.0, 0.5, 1.0),
 }
 
-_SPECTRAL = {"lr": 0.004, "momentum": 0.6, "before": 0.8, "decay": 0.1, "cooling": 0.0}
-_ADAMW = {"lr": 0.001, "momentum": 0.9, "decay": 0.1}
-_MUON = {"lr": 0.016, "before": 0.8, "decay": 0.1}
+_SPECTRAL = {"lr": 0.008, "momentum": 0.6, "before": 0.8, "decay": 1.6, "cooling": 0.0}
+_ADAMW = {"lr": 0.001, "momentum": 0.9, "decay": 0.8}
+_MUON = {"lr": 0.016, "before": 0.8, "decay": 0.8}
 START: dict[str, Point] = {
     "spectral": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
     "spectral embedding": {**_SPECTRAL, "embedding": 0.064, "output": 0.016},
     "spectral output": {**_SPECTRAL, "embedding": 0.032, "output": 0.032},
     "spectral everywhere": {**_SPECTRAL, "embedding": 0.064, "output": 0.032},
     "spectral by norm": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
-    "muon": {**_MUON, "embedding": 0.008, "output": 0.032},
+    "muon": {**_MUON, "embedding": 0.016, "output": 0.016},
     "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
-    "muon by norm": {**_MUON, "lr": 0.032, "embedding": 0.016, "output": 0.016},
+    "muon by norm": {**_MUON, "lr": 0.032, "decay": 0.4, "embedding": 0.016, "output": 0.016},
     "normuon": {**_MUON, "embedding": 0.016, "output": 0.016},
-    "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.1, "embedding": 0.016, "output": 0.016},
+    "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.2, "embedding": 0.016, "output": 0.016},
     "schedule-free": {**_ADAMW, "embedding": 0.016, "output": 0.008},
     "diagonal": {**_ADAMW, "embedding": 0.004, "output": 0.001},
     "paper": {**_ADAMW, "lr": 0.128, "embedding": 0.128, "output": 0.128},
-    "adamw": {**_ADAMW, "embedding": 0.008, "output": 0.016},
+    "adamw": {**_ADAMW, "embedding": 0.016, "output": 0.008},
 }
-ORDER = ("output", "lr", "embedding", "momentum", "before", "decay", "cooling")
+ORDER = ("lr", "decay", "output", "embedding", "momentum", "before", "cooling")
 
 
 def make_setting(arm: str, point: Point) -> Setting:

@@ -5,8 +5,9 @@ import argparse
 import pytest
 
 from benchmarks.common.ledger import Ledger, Runner
+from benchmarks.common.recipe_space import START
 from benchmarks.contest import tune_image_roles
-from benchmarks.contest.tune_image_roles import START, ImageTrainer, RunKey
+from benchmarks.contest.tune_image_roles import ImageTrainer, RunKey
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
     runner = Runner(ledger, ImageTrainer("digits", None).train)
-    key = RunKey("mlp", 128, 4, **{**START, "lr": 0.04, "forgetting": 0.3})
+    key = RunKey("mlp", 128, 4, **{**START, "lr": 0.04, "forgetting": 0.3, "ramp": 0.03})
     assert runner.finish(key)["accuracy"] > 85
     arguments = argparse.Namespace(model="mlp", batch=128, epochs=4, rows=3)
     tune_image_roles.print_table(arguments, ledger)
@@ -23,7 +24,10 @@ def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
 
 def test_decay_follows_from_forgetting():
     trainer = ImageTrainer("digits", None)
-    config = trainer._configure(RunKey("mlp", 128, 4, **START), steps_per_epoch=10)
+    config = trainer._configure(
+        RunKey("mlp", 128, 4, **{**START, "vector": 0.15, "ramp": 0.03}), steps_per_epoch=10
+    )
     assert config.lr * config.weight_decay * 40 == pytest.approx(START["forgetting"])
     assert config.held_out
-    assert config.opt == "neumann-spectral:output=1.0,vector=1.0,momentum=0.6,before=0.8"
+    named = "embedding=1.0,output=1.0,vector=2.0,momentum=0.6,before=0.8"
+    assert config.opt == f"neumann-spectral:{named}"

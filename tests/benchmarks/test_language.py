@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language import lr_by_width, search_space, tune_roles
+from benchmarks.language import lr_by_width, search_space, tune_recipe, tune_roles
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
@@ -82,7 +82,7 @@ def test_lr_by_width_brackets_the_best_rate(tmp_path, capsys):
     assert [lr_by_width.tune(arguments, runner, arm, 16) for arm in arguments.arms] == [2, 2]
     lr_by_width.print_table(arguments, ledger)
     table = capsys.readouterr().out
-    assert "| recipe | 16 | 0.08 |" in table
+    assert "| recipe | 16 | 0.12 |" in table
     assert "| muon | 16 | 0.064 |" in table
 
 
@@ -130,6 +130,24 @@ def test_the_search_ends_where_no_coordinate_helps(tmp_path):
     assert found.lr * found.embedding == search_space.START["spectral"]["embedding"]
     around = {key.setting.decay for key in runner.ledger.runs if key.setting.lr == found.lr}
     assert around == set(search_space.GRIDS["decay"])
+
+
+def test_a_search_around_the_recipe_holds_lr_decay_steps(tmp_path, capsys):
+    """Decay follows lr, and a sweep trains every value around the best point."""
+    size = {"model": "m", "batch_tokens": 1, "steps": 10, "seed": 0, "rows": 1}
+    moves = {"coordinates": ["lr"], "start": [("forgetting", 2.5)], "sweep": ["output_before"]}
+    arguments = argparse.Namespace(**size, **moves)
+
+    def lose(key):
+        assert key.setting.lr * key.setting.decay * 10 == pytest.approx(2.5)
+        return {"loss": abs(key.setting.lr - 0.06) + (key.setting.output_before or 0)}
+
+    runner = Runner(Ledger(tmp_path / "runs.jsonl", RunKey), lose)
+    assert tune_recipe.tune(arguments, runner)["lr"] == 0.06
+    around = {key.setting.output_before for key in runner.ledger.runs if key.setting.lr == 0.06}
+    assert around == {None, 0.8, 0.9, 0.95}
+    tune_recipe.print_table(arguments, runner.ledger)
+    assert "| 0.0000 | 0.06 | 2.5 |" in capsys.readouterr().out
 
 
 def test_the_published_runs_can_be_read(capsys):

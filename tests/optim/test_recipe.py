@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import neumann
 from neumann.optim.groups import RoleOptions
 from neumann.optim.preconditioners import Diagonal
+from neumann.optim.recipe import LR
 
 
 class Network(nn.Module):
@@ -50,8 +51,8 @@ def test_three_lines_train_a_model():
     optimizer, schedule = neumann.large_batch(model, steps=60)
     loss, rates = take_steps(model, optimizer, schedule, 60)
     assert loss < 0.5
-    assert rates[0] == pytest.approx(0.01)  # two steps of ramp: 3 % of 60
-    assert max(rates) == rates[1] == rates[2] == pytest.approx(0.02)
+    assert rates[0] == pytest.approx(LR / 2)  # two steps of ramp: 3 % of 60
+    assert max(rates) == rates[1] == rates[2] == pytest.approx(LR)
     assert optimizer.param_groups[0]["lr"] == 0.0
     assert all(group["momentum"] == 0.6 for group in optimizer.param_groups)
     assert all(group["warmup_steps"] == 0 for group in optimizer.param_groups)
@@ -128,7 +129,7 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         moved = (model.head.weight - before) @ torch.ones(2 * width)
         found.append(moved.mean().item())
     assert found[0] == pytest.approx(found[1])
-    assert -10 * 0.02 * 45 < found[0] < -0.02 * 45  # the series amplifies lr · scale
+    assert -10 * LR * 45 < found[0] < -LR * 45  # the series amplifies lr · scale
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,13 @@ class RoleOptions:
 # the scores of an output layer by the same amount whatever its inputs. The numbers are the best of
 # results/language/roles.jsonl, in which no network has vectors; theirs is that of the contest on
 # CIFAR-10.
-_BEFORE = Momentum(0.8)
+_SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
+_DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
 DEFAULTS: Mapping[str, RoleOptions] = {
-    HIDDEN: RoleOptions(Spectral(scale=1.0, before=_BEFORE, scaling="norm"), decay=True),
-    EMBEDDING: RoleOptions(Diagonal(scale=0.35, before=_BEFORE), decay=False),
-    OUTPUT: RoleOptions(Diagonal(scale=45.0, before=_BEFORE), decay=True, per_input=True),
-    VECTOR: RoleOptions(Diagonal(scale=0.15, before=_BEFORE), decay=False),
+    HIDDEN: RoleOptions(_SPECTRAL, decay=True),
+    EMBEDDING: RoleOptions(_DIAGONAL, decay=False, scale=0.1),
+    OUTPUT: RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
+    VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.075),
 }
 
 

@@ -26,7 +26,7 @@ from neumann.optim.neumann import Neumann
 from neumann.optim.schedules import LinearDecay
 from neumann.validation import is_count, is_number, require
 
-LR = 0.02
+LR = 0.03
 WEIGHT_DECAY = 0.05
 RAMP = 0.03  # of the steps
 
