@@ -9,6 +9,7 @@ from torch import nn
 from neumann import Neumann
 from neumann.lab.arms import RECIPES, Arm, build_optimizer, evaluation_mode
 from neumann.lab.errors import UsageError
+from neumann.optim.recipe import LR
 
 
 def model():
@@ -170,7 +171,7 @@ def test_forms_by_name():
     )
     decays = {group["role"]: group["weight_decay"] for group in spectral.param_groups}
     assert decays == {"hidden": 0.25, "output": 0.25, "vector": 0.0}
-    assert {group["lr"] for group in spectral.param_groups} == {0.02}
+    assert {group["lr"] for group in spectral.param_groups} == {LR}
     for name in ("neumann-diagonal", "neumann:precondition=diagonal"):
         diagonal = build_optimizer(Arm.parse(name), model(), steps_per_epoch=2)
         assert {group["precondition"] for group in diagonal.param_groups} == {"diagonal"}
