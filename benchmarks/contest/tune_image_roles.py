@@ -103,10 +103,8 @@ class ImageTrainer:
 
 def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def make_key(point: Point) -> RunKey:
-        values: dict[str, Any] = dict(point)
-        return RunKey(
-            arguments.model, arguments.batch, arguments.epochs, **values, seed=arguments.seed
-        )
+        values: dict[str, Any] = {**point, "seed": arguments.seed, "output_p": arguments.output_p}
+        return RunKey(arguments.model, arguments.batch, arguments.epochs, **values)
 
     def loss(point: Point) -> float:
         return -float(runner.finish(make_key(point))["accuracy"])
