@@ -49,7 +49,7 @@ class RunKey:
     before: float
     ramp: float
     seed: int = 0
-    output_p: str = "diagonal"
+    output_p: str = "diagonal"  # P of the output layer
 
 
 class ImageTrainer:
@@ -76,10 +76,12 @@ class ImageTrainer:
         return {"accuracy": accuracy, "train_loss": summary.train_loss, "seconds": summary.seconds}
 
     def _configure(self, key: RunKey, steps_per_epoch: int) -> TrainConfig:
-        named: dict[str, Any] = {role: getattr(key, role) / DEFAULTS[role].scale for role in SCALES}
-        named |= {"momentum": key.momentum, "before": key.before}
-        if key.output_p == "spectral":
-            named |= {"output": key.output, "output_p": key.output_p}
+        scales = {role: DEFAULTS[role].scale for role in SCALES}
+        tall = DEFAULTS["output"].tall
+        if key.output_p == "diagonal" and tall is not None:
+            scales["output"] = tall.scale
+        named: dict[str, Any] = {role: getattr(key, role) / scales[role] for role in SCALES}
+        named |= {"output_p": key.output_p, "momentum": key.momentum, "before": key.before}
         options = ",".join(f"{name}={value}" for name, value in named.items())
         return TrainConfig(
             data=self._data,
@@ -138,7 +140,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet9")
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--output-p", choices=("diagonal", "spectral"), default="diagonal")
+    parser.add_argument("--output-p", choices=("diagonal", "spectral"), default="spectral")
     add_search_flags(parser, COORDINATES)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     arguments = parser.parse_args()

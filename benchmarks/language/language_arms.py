@@ -68,20 +68,24 @@ def _build_by_role(
 
 def make_recipe(lr: float, decay: float) -> Setting:
     """What the recipe does today. Its scales are spelled out: other versions may have others."""
-    scales = {role: DEFAULTS[role].scale for role in ("embedding", "output", "vector")}
-    return Setting("recipe", lr, decay, **scales)
+    output = DEFAULTS["output"].tall or DEFAULTS["output"]  # of a layer over a vocabulary
+    scales = {"embedding": DEFAULTS["embedding"].scale, "output": output.scale}
+    return Setting("recipe", lr, decay, vector=DEFAULTS["vector"].scale, **scales)
 
 
 def build_recipe(model: nn.Module, setting: Setting) -> Neumann:
     """The groups of `neumann.param_groups`, with the scales of the setting."""
     options = {}
     for role, usual in DEFAULTS.items():
-        p: Any = usual.precondition
+        chosen = usual.tall or usual
         before = setting.before
         if role == "output" and setting.output_before is not None:
             before = setting.output_before
-        p = replace(p, before=Momentum(before))
-        options[role] = replace(usual, precondition=p, scale=getattr(setting, role, usual.scale))
+        p: Any = chosen.precondition
+        scale = getattr(setting, role, chosen.scale)
+        options[role] = replace(
+            chosen, precondition=replace(p, before=Momentum(before)), scale=scale
+        )
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 

@@ -19,13 +19,14 @@ from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
 from benchmarks.language.language_arms import Setting, make_recipe
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/lr-by-width.jsonl")
 WIDTHS = (128, 512, 1024)
 # Where the search of an arm starts. Everything but lr stays as it is.
 START = {
     "one for all": Setting("one for all", 0.008),
-    "recipe": make_recipe(0.03, decay=0.4),
+    "recipe": make_recipe(LR, decay=0.0),  # decay follows from lr and steps
     "spectral": Setting("spectral", 0.004, decay=0.2, embedding=8.0, output=4.0),
     "muon": Setting("muon", 0.016),
     "muon by norm": Setting("muon by norm", 0.032, embedding=0.5, output=0.5),
@@ -36,6 +37,8 @@ SEEDS = 3
 
 def make_key(arguments: argparse.Namespace, arm: str, width: int, index: int, seed: int) -> RunKey:
     setting = replace(START[arm], lr=START[arm].lr * 2.0**index)
+    if arm == "recipe":
+        setting = replace(setting, decay=FORGETTING / (setting.lr * arguments.steps))
     model = f"gpt:width={width},depth=6"
     batch = arguments.batch_tokens
     return RunKey("width", model, 256, batch, arguments.steps, setting, seed)

@@ -19,15 +19,20 @@ from benchmarks.language.language_arms import Setting, make_recipe
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
 from benchmarks.language.search_space import search_setting
 from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
-from neumann.optim.recipe import LR, WEIGHT_DECAY
+from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/recipe.jsonl")
-OURS = make_recipe(LR, decay=WEIGHT_DECAY)
+OURS = "recipe"
 PEERS = ("muon by norm", "muon", "adamw")
 LENGTHS = ((131_072, 200), (65_536, 600))  # tokens per step, steps
 RUNS = 12  # of a peer's search
 SEEDS = range(1, 11)
 MARGIN = 0.01  # nats that we may be worse
+
+
+def make_ours(steps: int) -> Setting:
+    """The recipe with its default learning rate and the decay that it chooses."""
+    return make_recipe(LR, decay=FORGETTING / (LR * steps))
 
 
 def make_key(stage: str, length: tuple[int, int], setting: Setting, seed: int = 0) -> RunKey:
@@ -43,8 +48,8 @@ def tune(runner: Runner[RunKey], arm: str, length: tuple[int, int]) -> Setting:
 
 def find_best(ledger: Ledger[RunKey], arm: str, length: tuple[int, int]) -> Setting | None:
     """The setting of an arm with the lowest validation loss so far."""
-    if arm == OURS.arm:
-        return OURS
+    if arm == OURS:
+        return make_ours(steps=length[1])
     found = {
         key.setting: run["loss"]
         for key, run in ledger.runs.items()
@@ -59,7 +64,7 @@ def print_table(ledger: Ledger[RunKey]) -> None:
     rows = []
     for length in LENGTHS:
         losses = {}
-        for arm in (OURS.arm, *PEERS):
+        for arm in (OURS, *PEERS):
             setting = find_best(ledger, arm, length)
             if setting is not None:
                 runs = ledger.find_seeds(make_key("test", length, setting))
@@ -69,8 +74,8 @@ def print_table(ledger: Ledger[RunKey]) -> None:
             if mean.mean is None:
                 continue
             behind = verdict = ""
-            difference = paired_difference(*select_common_seeds(losses[OURS.arm], found))
-            if arm != OURS.arm and difference.mean is not None and difference.high is not None:
+            difference = paired_difference(*select_common_seeds(losses[OURS], found))
+            if arm != OURS and difference.mean is not None and difference.high is not None:
                 behind = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
                 verdict = "not worse" if difference.high < MARGIN else "may be worse"
             tokens, steps = length
@@ -96,7 +101,7 @@ def main() -> None:
 def train_all(runner: Runner[RunKey], test: bool = True) -> None:
     """Tune the peers, then test everybody."""
     for length in LENGTHS:
-        chosen = [OURS, *(tune(runner, arm, length) for arm in PEERS)]
+        chosen = [make_ours(length[1]), *(tune(runner, arm, length) for arm in PEERS)]
         for seed in SEEDS if test else ():
             for setting in chosen:
                 runner.run(make_key("test", length, setting, seed))

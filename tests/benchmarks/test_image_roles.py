@@ -25,9 +25,9 @@ def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
 def test_decay_follows_from_forgetting():
     trainer = ImageTrainer("digits", None)
     config = trainer._configure(
-        RunKey("mlp", 128, 4, **{**START, "vector": 0.15, "ramp": 0.03}), steps_per_epoch=10
+        RunKey("mlp", 128, 4, **{**START, "vector": 0.1, "ramp": 0.03}), steps_per_epoch=10
     )
     assert config.lr * config.weight_decay * 40 == pytest.approx(START["forgetting"])
     assert config.held_out
-    named = "embedding=1.0,output=1.0,vector=2.0,momentum=0.6,before=0.8"
+    named = "embedding=1.0,output=1.0,vector=2.0,output_p=diagonal,momentum=0.6,before=0.8"
     assert config.opt == f"neumann-spectral:{named}"

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from neumann import Neumann
+from neumann.optim.recipe import choose_weight_decay
 from tests.support.lightning_runs import IGNORED_WARNINGS
 from tests.support.plain_loop import dataset, network
 
@@ -88,6 +89,8 @@ def test_accelerate(processes, monkeypatch):
         assert accelerator.num_processes == processes
     optimizer, schedule = large_batch(accelerator, model, STEPS, lr=0.5)
     assert roles_of(optimizer) >= {"hidden", "output"}
+    hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
+    assert hidden["weight_decay"] == choose_weight_decay(model, STEPS, 0.5)  # not of the calls
     prepared = accelerate.scheduler.AcceleratedScheduler(
         schedule, accelerate.optimizer.AcceleratedOptimizer(optimizer)
     )
@@ -195,6 +198,17 @@ def test_trainer_with_a_factory(tmp_path):
     hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
     assert (hidden["weight_decay"], hidden["momentum"]) == (0.25, 0.3)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_factory_needs_steps_or_a_decay():
+    pytest.importorskip("transformers")
+    from neumann.integrations.transformers import NeumannByRole
+
+    optimizer = NeumannByRole()(network(), lr=0.5, steps=100)
+    hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
+    assert hidden["weight_decay"] == choose_weight_decay(network(), 100, 0.5)
+    with pytest.raises(ValueError, match="needs the optimizer steps of the whole run"):
+        NeumannByRole()(network())
 
 
 def test_the_trainer_warns_of_a_long_warmup(tmp_path):

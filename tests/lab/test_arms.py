@@ -164,6 +164,18 @@ def test_evaluation_mode_switches_to_the_evaluation_weights(name):
     assert switched == (name != "sgd")
 
 
+def test_decay_that_follows_from_the_length_of_a_run():
+    arm = Arm.parse("neumann-spectral:lr=0.05,weight_decay=auto")
+    optimizer = build_optimizer(arm, model(), steps_per_epoch=10, steps=100)
+    decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays["hidden"] * 0.05 * 100 in (pytest.approx(2.5), pytest.approx(10.0))
+    for name in ("adamw", "neumann"):
+        with pytest.raises(UsageError, match="weight_decay must be a number, got auto"):
+            build_optimizer(
+                Arm.parse(f"{name}:weight_decay=auto"), model(), steps_per_epoch=10, steps=100
+            )
+
+
 def test_forms_by_name():
     """Each form is an arm of its own; the spectral one treats each parameter by its role."""
     spectral = build_optimizer(

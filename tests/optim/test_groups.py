@@ -63,7 +63,7 @@ def test_the_table():
     assert cells[0] == ["role", "parameters", "shape", "P", "decay", "scale"]
     fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1", "1"]
     assert fused in cells
-    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.35"] in cells
+    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.1"] in cells
     assert ["output", "head.weight", "11 × 8", "diagonal", "0.1", "5.625"] in cells
     assert cells[-1] == ["frozen", "unused", "3"]
 
@@ -85,6 +85,29 @@ def test_options_of_a_role():
     hidden = [group["weight_decay"] for group in groups if group["role"] == "hidden"]
     assert hidden == [0.1, 0.1]
     assert param_groups(Network(), options={"vector": RoleOptions("diagonal", decay=False)})
+
+
+@pytest.mark.parametrize(("classes", "p"), [(8, "spectral"), (9, "diagonal")])
+def test_an_output_layer_over_a_vocabulary_has_a_p_of_its_own(classes, p):
+    """More outputs than inputs; the options of a user hold for both."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, classes))
+
+    def find(**chosen):
+        groups = param_groups(model, **chosen)
+        return next(g["precondition"] for g in groups if g["role"] == "output")
+
+    assert find().name == p
+    assert find().scale == (4.0 if p == "spectral" else 45.0 / 8)
+    given = {"output": RoleOptions("spectral", decay=True)}
+    assert find(options=given).name == "spectral"
+    twice = {"output": DEFAULTS["output"].scaled_by(2.0)}
+    assert find(options=twice).scale == 2 * find().scale
+
+
+def test_tall_options_have_none_of_their_own():
+    tall = DEFAULTS["output"]
+    with pytest.raises(ValueError, match="without a `tall` of its own"):
+        RoleOptions("spectral", decay=True, tall=tall)
 
 
 def test_a_scale_is_a_multiple_of_the_learning_rate():

@@ -10,26 +10,26 @@ from torch.nn.functional import cross_entropy
 import neumann
 from neumann.optim.groups import RoleOptions
 from neumann.optim.preconditioners import Diagonal
-from neumann.optim.recipe import LR
+from neumann.optim.recipe import LR, choose_weight_decay
 
 
 class Network(nn.Module):
     """An embedding, a hidden layer, a norm and an output layer, of any width."""
 
-    def __init__(self, width=8):
+    def __init__(self, width=8, classes=11):
         super().__init__()
         self.embed = nn.Embedding(11, width)
         self.hidden = nn.Linear(width, 2 * width)
         self.norm = nn.LayerNorm(2 * width)
-        self.head = nn.Linear(2 * width, 11)
+        self.head = nn.Linear(2 * width, classes)
 
     def forward(self, tokens):
         return self.head(self.norm(self.hidden(self.embed(tokens)).relu()))
 
 
-def make(width=8):
+def make(width=8, classes=11):
     torch.manual_seed(0)
-    return Network(width)
+    return Network(width, classes)
 
 
 def take_steps(model, optimizer, schedule, steps):
@@ -116,11 +116,27 @@ def test_roles_options_and_options_of_the_optimizer_arrive():
     assert (schedule.total_steps, schedule.ramp_steps) == (100, 10)
 
 
+def test_weight_decay_follows_from_lr_and_steps():
+    model = make()
+    for lr, steps in ((0.03, 100), (0.06, 100), (0.03, 1_000)):
+        optimizer, _ = neumann.large_batch(model, steps=steps, lr=lr)
+        (hidden,) = (group for group in optimizer.param_groups if group["role"] == "hidden")
+        assert lr * hidden["weight_decay"] * steps == pytest.approx(2.5)
+    convolutions = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)]
+    image = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(8, 4))
+    assert 0.03 * choose_weight_decay(image, 100) * 100 == pytest.approx(10.0)
+    mixed = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), *map(nn.Linear, [8] * 4, [8] * 4))
+    assert 0.03 * choose_weight_decay(mixed, 100) * 100 == pytest.approx(2.5)
+    assert choose_weight_decay(model, steps=1, lr=0.5) == pytest.approx(0.4)  # a fifth per step
+    assert choose_weight_decay(model, steps=10, lr=0.0) == 0.0
+    assert choose_weight_decay(model, 100, torch.tensor(0.03)) == pytest.approx(2.5 / 3)
+
+
 def test_an_output_layer_changes_its_scores_alike_at_every_width():
     """Inputs of size 1 and the same gradient move a score by the same amount."""
     found = []
     for width in (8, 64):
-        model = make(width)
+        model = make(width, classes=200)
         optimizer, _ = neumann.large_batch(model, steps=10, ramp=0.0, weight_decay=0.0)
         model.head.weight.grad = torch.ones_like(model.head.weight)
         before = model.head.weight.detach().clone()
@@ -140,9 +156,9 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "lr": "fast"}, "lr must be a finite number"),
         ({"steps": 10, "lr": float("nan")}, "lr must be a finite number"),
         ({"steps": 10, "lr": -1.0}, "lr must be a finite number"),
-        ({"steps": 10, "weight_decay": float("inf")}, "weight_decay must be a finite number"),
-        ({"steps": 10, "weight_decay": "auto"}, "weight_decay must be a finite number"),
-        ({"steps": 10, "weight_decay": None}, "weight_decay must be a finite number"),
+        ({"steps": 10, "weight_decay": float("inf")}, 'weight_decay must be "auto" or a'),
+        ({"steps": 10, "weight_decay": "much"}, 'weight_decay must be "auto" or a finite number'),
+        ({"steps": 10, "weight_decay": None}, 'weight_decay must be "auto" or a finite number'),
         ({"steps": 10, "precondition": "diagonal"}, "each role has a preconditioner of its own"),
         ({"steps": 10, "ramp": 1.0}, "ramp must be a share of the steps, from 0 to below 1"),
         ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),

@@ -39,4 +39,7 @@ def large_batch(
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     linked = accelerator.step_scheduler_with_optimizer and not accelerator.split_batches
     times = accelerator.num_processes if linked else 1
+    if options.get("weight_decay", recipe.AUTO) == recipe.AUTO:  # for the steps, not the calls
+        named = {name: options[name] for name in ("lr", "roles") if name in options}
+        options["weight_decay"] = recipe.choose_weight_decay(model, steps, **named)
     return recipe.large_batch(model, times * steps, **options)

@@ -54,9 +54,10 @@ def large_batch(
 class NeumannByRole:
     """Builds the optimizer inside the Trainer, after it has wrapped or sharded the model::
 
-        Trainer(model, args, optimizer_cls_and_kwargs=(NeumannByRole, {"lr": 0.02}), ...)
+        Trainer(model, args, optimizer_cls_and_kwargs=(NeumannByRole, {"steps": 2_000}), ...)
 
-    The schedule is then the Trainer's own. A linear one with a warm-up of 3 % of the steps, that is
+    `steps`, the optimizer steps of the whole run, decides the weight decay unless that is given.
+    The schedule is the Trainer's own. A linear one with a warm-up of 3 % of the steps, that is
     `lr_scheduler_type="linear", warmup_steps=0.03` in its arguments, is nearly that of the recipe.
     Needs transformers 5.
     """
@@ -66,10 +67,19 @@ class NeumannByRole:
         model: nn.Module,
         *,
         lr: float = recipe.LR,
-        weight_decay: float = recipe.WEIGHT_DECAY,
+        steps: int | None = None,
+        weight_decay: float | None = None,
         **options: Any,
     ) -> Neumann:
         recipe.refuse_precondition(options)
+        if weight_decay is None:
+            if steps is None:
+                raise ValueError(
+                    "NeumannByRole needs the optimizer steps of the whole run for its weight "
+                    'decay: pass {"steps": 2_000}, or a weight_decay'
+                )
+            roles = options.get("roles")
+            weight_decay = recipe.choose_weight_decay(model, steps, lr, roles=roles)
         of_groups = {name: options.pop(name) for name in _OF_GROUPS if name in options}
         groups = param_groups(model, weight_decay=weight_decay, **of_groups)
         return Neumann(groups, lr, **options)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
 from neumann.lab.role_arms import ROLE_OPTIONS, group_by_role
 from neumann.lab.user_code import call_user_function
-from neumann.optim.recipe import LR
+from neumann.optim.recipe import AUTO, LR, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 WORDS = {"true": True, "false": False, "none": None}
@@ -144,16 +144,23 @@ def build_optimizer(
     model: nn.Module,
     *,
     steps_per_epoch: int,
+    steps: int | None = None,
     lr: float | None = None,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Build the arm's optimizer; its own lr and weight decay come before the given ones."""
+    """Build the arm's optimizer; its own lr and weight decay come before the given ones.
+
+    `steps` is the length of the run, from which `weight_decay=auto` follows.
+    """
     arm.check()
     recipe = arm.recipe
     constructor = recipe.load()
     options = {**recipe.options, **dict(arm.options), "lr": arm.lr(lr)}
     decay_norms = options.pop(DECAY_NORMS, recipe.decay_norms)
-    weight_decay = _to_float(arm, "weight_decay", options.pop("weight_decay", weight_decay))
+    named = options.pop("weight_decay", weight_decay)
+    if named == AUTO and recipe.by_role and steps is not None:
+        named = choose_weight_decay(model, steps, options["lr"])
+    weight_decay = _to_float(arm, "weight_decay", named)
     if recipe.attribute == "Neumann":
         options.setdefault("steps_per_epoch", steps_per_epoch)
         if arm.code is not None:

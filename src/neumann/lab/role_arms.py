@@ -12,7 +12,7 @@ from torch import nn
 
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions, param_groups
 from neumann.optim.preconditioners import Momentum
-from neumann.optim.roles import HIDDEN, OUTPUT, ROLES, VECTOR
+from neumann.optim.roles import OUTPUT, ROLES
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
@@ -24,28 +24,27 @@ def group_by_role(model: nn.Module, weight_decay: float, options: Mapping[str, A
     """The groups of a model, with the options that an arm has named."""
     chosen: dict[str, RoleOptions] = {}
     for role, usual in DEFAULTS.items():
+        given = usual
         if role == OUTPUT and OUTPUT_P in options:
-            usual = _with_p(usual, options[OUTPUT_P])
-        p: Any = usual.precondition
+            given = _choose_output(usual, options[OUTPUT_P])
         if BEFORE in options:
             before = options[BEFORE]
             require(is_number(before) and 0 <= before < 1, BEFORE, before, "in [0, 1)")
-            p = replace(p, before=Momentum(before))
+            given = _replace_momentum(given, Momentum(before))
         factor = options.get(role, 1.0)
         require_positive(role, factor)
-        chosen[role] = replace(usual, precondition=p, scale=usual.scale * factor)
+        chosen[role] = given.scaled_by(factor)
     return param_groups(model, options=chosen, weight_decay=weight_decay)
 
 
-def _with_p(usual: RoleOptions, name: Any) -> RoleOptions:
-    """An output layer with a P by name. The spectral one takes the steps of a hidden matrix."""
-    chosen = {"spectral": HIDDEN, "diagonal": VECTOR}
-    require(name in chosen, OUTPUT_P, name, "'spectral' or 'diagonal'")
-    p = DEFAULTS[chosen[name]].precondition
-    spectral = name == "spectral"
-    return replace(
-        usual,
-        precondition=p,
-        scale=1.0 if spectral else usual.scale,
-        per_input=not spectral,
-    )
+def _choose_output(usual: RoleOptions, name: Any) -> RoleOptions:
+    """One P for output layers of every shape."""
+    known = {"spectral": replace(usual, tall=None), "diagonal": usual.tall or usual}
+    require(name in known, OUTPUT_P, name, "'spectral' or 'diagonal'")
+    return known[name]
+
+
+def _replace_momentum(given: RoleOptions, before: Momentum) -> RoleOptions:
+    p: Any = given.precondition
+    tall = None if given.tall is None else _replace_momentum(given.tall, before)
+    return replace(given, precondition=replace(p, before=before), tall=tall)

@@ -37,12 +37,20 @@ class RoleOptions:
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
     per_input: bool = False  # divide the scale by the number of a layer's inputs
+    tall: "RoleOptions | None" = None  # for matrices with more outputs than inputs, if not these
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
+        good = self.tall is None or (isinstance(self.tall, RoleOptions) and self.tall.tall is None)
+        require(good, "tall", self.tall, "None or a RoleOptions without a `tall` of its own")
         for name in ("decay", "per_input"):
             value = getattr(self, name)
             require(isinstance(value, bool), name, value, "True or False")
+
+    def scaled_by(self, factor: float) -> "RoleOptions":
+        """The same options with a multiple of the learning rate."""
+        tall = None if self.tall is None else self.tall.scaled_by(factor)
+        return replace(self, scale=self.scale * factor, tall=tall)
 
     def make_preconditioner(self, inputs: int) -> Preconditioner:
         """P with the scale built in, so that every scheduler may set one learning rate for all."""
@@ -65,17 +73,23 @@ class RoleOptions:
 
 
 # One learning rate for all roles and widths. A step changes the outputs of a hidden layer by the
-# same amount whatever its shape; each element of an embedding or a vector by the same amount; and
-# the scores of an output layer by the same amount whatever its inputs. The numbers are the best of
-# results/language/roles.jsonl, in which no network has vectors; theirs is that of the contest on
-# CIFAR-10.
+# same amount whatever its shape, and each element of an embedding or a vector by the same amount.
+# An output layer over a few classes is a matrix like any other, at a higher rate. In one over a
+# vocabulary most rows rarely see their token; there each element takes steps of its own size, and
+# the scores change by the same amount whatever the number of inputs. docs/recipe.md says where the
+# numbers come from.
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
 DEFAULTS: Mapping[str, RoleOptions] = {
     HIDDEN: RoleOptions(_SPECTRAL, decay=True),
     EMBEDDING: RoleOptions(_DIAGONAL, decay=False, scale=0.1),
-    OUTPUT: RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
-    VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.075),
+    OUTPUT: RoleOptions(
+        _SPECTRAL,
+        decay=True,
+        scale=4.0,
+        tall=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
+    ),
+    VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05),
 }
 
 
@@ -150,6 +164,8 @@ def param_groups(
     groups: dict[tuple[str, Preconditioner], dict[str, Any]] = {}
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
         given = chosen[assignment.role]
+        if given.tall is not None and _is_tall(assignment):
+            given = given.tall
         inputs = _count_inputs(assignment) if given.per_input else 1
         made = given.make_preconditioner(inputs)
         if assignment.view != WHOLE and isinstance(made, Spectral):
@@ -165,13 +181,21 @@ def param_groups(
     return ParamGroups(groups.values(), [a for a in assignments if a.role == FROZEN])
 
 
+def _is_tall(assignment: Assignment) -> bool:
+    """Whether a matrix has more outputs than inputs."""
+    if assignment.parameter.ndim < 2:
+        return False
+    outputs, inputs = assignment.view.count_sides(assignment.parameter)
+    return outputs > inputs
+
+
 def _count_inputs(assignment: Assignment) -> int:
     if assignment.parameter.ndim < 2:
         raise ValueError(
             f"{assignment.name} is no matrix and has no inputs: leave per_input at False for its "
             f"role, {assignment.role}"
         )
-    return max(1, assignment.view.count_inputs(assignment.parameter))
+    return max(1, assignment.view.count_sides(assignment.parameter)[1])
 
 
 def _summarize(named: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:

@@ -17,18 +17,23 @@ gain of the last steps is lost; with fewer, the learning rate is 0 in the steps 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
+from neumann.optim.roles import HIDDEN, find_roles
 from neumann.optim.schedules import LinearDecay
 from neumann.validation import is_count, is_number, require
 
 LR = 0.03
-WEIGHT_DECAY = 0.05
 RAMP = 0.03  # of the steps
+AUTO: Literal["auto"] = "auto"
+FORGETTING = 2.5  # lr · decay · steps
+FORGETTING_NORMALIZED = 10.0  # the same where a batch or group normalization follows most matrices
+LARGEST_DECAY = 0.2  # lr · decay: the share of a weight that one step may take away
 
 
 def large_batch(
@@ -36,7 +41,7 @@ def large_batch(
     steps: int,
     *,
     lr: float | Tensor = LR,
-    weight_decay: float = WEIGHT_DECAY,
+    weight_decay: float | Literal["auto"] = AUTO,
     ramp: float = RAMP,
     roles: Mapping[str, str] | None = None,
     options: Mapping[str, RoleOptions] | None = None,
@@ -49,7 +54,8 @@ def large_batch(
         model: any module, before or after FSDP2, DDP and torch.compile.
         steps: optimizer steps of the whole run. Call `schedule.step()` after each of them.
         lr: the peak learning rate, the same for models of all widths.
-        weight_decay: decoupled, of hidden matrices and the output layer.
+        weight_decay: decoupled, of hidden matrices and the output layer. "auto" follows from lr
+            and steps, see `choose_weight_decay`.
         ramp: the share of the steps over which the rate rises.
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
@@ -60,16 +66,49 @@ def large_batch(
         ValueError: an argument is wrong, or a parameter has no role. Nothing has changed.
     """
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
-    require(is_number(weight_decay), "weight_decay", weight_decay, "a finite number of at least 0")
+    good = weight_decay == AUTO or (is_number(weight_decay) and weight_decay >= 0)
+    require(good, "weight_decay", weight_decay, '"auto" or a finite number of at least 0')
     refuse_precondition(neumann)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
+    if weight_decay == AUTO:
+        weight_decay = choose_weight_decay(model, steps, lr, roles=roles)
     groups = param_groups(
         model, roles=roles, options=options, weight_decay=weight_decay, split_heads=split_heads
     )
     optimizer = Neumann(groups, lr, **neumann)
     ramp_steps = max(1, round(ramp * steps)) if ramp else 0
     return optimizer, LinearDecay(optimizer, total_steps=int(steps), ramp_steps=ramp_steps)
+
+
+def choose_weight_decay(
+    model: nn.Module,
+    steps: int,
+    lr: float | Tensor = LR,
+    *,
+    roles: Mapping[str, str] | None = None,
+) -> float:
+    """The weight decay for which lr · decay · steps is 2.5, or 10 in a network such as a ResNet.
+
+    lr · decay · steps says how much of the early weights is forgotten by the end. Where a batch or
+    group normalization follows most of the hidden matrices, their size has no effect on what the
+    network computes, and forgetting more is better. In a run of very few steps the decay is lower:
+    a step takes away at most a fifth of a weight.
+
+    Args:
+        model: as for `large_batch`.
+        steps: optimizer steps of the whole run.
+        lr: the peak learning rate.
+        roles: as for `large_batch`.
+    """
+    require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
+    good = isinstance(lr, Tensor) or (is_number(lr) and lr >= 0)
+    require(good, "lr", lr, "a finite number of at least 0")
+    hidden = sum(assignment.role == HIDDEN for assignment in find_roles(model, roles))
+    norms = sum(isinstance(module, (_NormBase, nn.GroupNorm)) for module in model.modules())
+    forgetting = FORGETTING_NORMALIZED if norms and 2 * norms >= hidden else FORGETTING
+    rate = float(lr)
+    return min(forgetting / steps, LARGEST_DECAY) / rate if rate > 0 else 0.0
 
 
 def refuse_precondition(options: Mapping[str, Any]) -> None:

@@ -84,6 +84,7 @@ class Training:
             lr=config.lr,
             weight_decay=config.weight_decay,
             steps_per_epoch=self.steps_per_epoch,
+            steps=self.total_steps,
         )
         # No cache on a GPU: a captured graph must not reuse a weight cast in an earlier pass.
         options = {"enabled": config.amp == "bf16", "cache_enabled": self.device.type != "cuda"}

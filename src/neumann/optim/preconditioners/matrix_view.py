@@ -49,10 +49,10 @@ class MatrixView:
             matrices = matrices.transpose(1, 2)
         return [self._split_heads(part, tensor) for part in self._split_parts(matrices, tensor)]
 
-    def count_inputs(self, tensor: Tensor) -> int:
-        """The number of inputs of each matrix."""
+    def count_sides(self, tensor: Tensor) -> tuple[int, int]:
+        """The numbers of outputs and inputs of each matrix."""
         first = self.split(torch.empty(tensor.shape, device="meta"))[0]
-        return int(first.shape[2:].numel())
+        return int(first.shape[1]), int(first.shape[2:].numel())
 
     def join(self, batches: Sequence[Tensor], like: Tensor) -> Tensor:
         """The tensor whose batches of matrices these are, in the shape of another one."""
