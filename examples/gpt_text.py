@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help=f"windows of {CONTEXT} bytes a step")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     train(**vars(parser.parse_args()))
 
