@@ -1,5 +1,7 @@
 """Parameter groups by role, and what a group's own preconditioner brings along."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +110,25 @@ def test_tall_options_have_none_of_their_own():
     tall = DEFAULTS["output"]
     with pytest.raises(ValueError, match="without a `tall` of its own"):
         RoleOptions("spectral", decay=True, tall=tall)
+
+
+def test_a_preconditioner_that_cannot_be_hashed():
+    @dataclasses.dataclass  # not frozen
+    class Halve:
+        name = "halve"
+
+        def elementwise(self, parameter):
+            return True
+
+        def create(self, parameter):
+            return {}
+
+        def apply(self, gradients, states):
+            return [gradient / 2 for gradient in gradients]
+
+    options = {"vector": RoleOptions(Halve(), decay=False)}
+    groups = param_groups(Network(), options=options)
+    assert len([group for group in groups if group["role"] == "vector"]) == 1
 
 
 def test_a_scale_is_a_multiple_of_the_learning_rate():

@@ -161,7 +161,7 @@ def param_groups(
             f"{type(model).__name__} has no matrices to train: pass model.parameters() to Neumann, "
             'with precondition="diagonal" and a learning rate of about 0.0025'
         )
-    groups: dict[tuple[str, Preconditioner], dict[str, Any]] = {}
+    found: list[tuple[dict[str, Any], list[Any]]] = []
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
         given = chosen[assignment.role]
         if given.tall is not None and _is_tall(assignment):
@@ -170,15 +170,18 @@ def param_groups(
         made = given.make_preconditioner(inputs)
         if assignment.view != WHOLE and isinstance(made, Spectral):
             made = replace(made, view=assignment.view)
-        key = assignment.role, made
-        if key not in groups:
-            groups[key] = {"params": [], "role": assignment.role, "precondition": made}
-            if not given.decay:
-                groups[key]["weight_decay"] = 0.0
-            elif weight_decay is not None:
-                groups[key]["weight_decay"] = float(weight_decay)
-        groups[key]["params"].append((assignment.name, assignment.parameter))
-    return ParamGroups(groups.values(), [a for a in assignments if a.role == FROZEN])
+        options_of: dict[str, Any] = {"role": assignment.role, "precondition": made}
+        if not given.decay:
+            options_of["weight_decay"] = 0.0
+        elif weight_decay is not None:
+            options_of["weight_decay"] = float(weight_decay)
+        params = next((params for known, params in found if known == options_of), None)
+        if params is None:  # a P need not be hashable, so this is no dict
+            params = []
+            found.append((options_of, params))
+        params.append((assignment.name, assignment.parameter))
+    groups = [{"params": params, **options_of} for options_of, params in found]
+    return ParamGroups(groups, [a for a in assignments if a.role == FROZEN])
 
 
 def _is_tall(assignment: Assignment) -> bool:
