@@ -45,6 +45,10 @@ p.grad = torch.ones(3)
 optimizer.step()
 optimizer.load_state_dict(optimizer.state_dict())
 optimizer.step()
+p = torch.nn.Parameter(torch.ones(3, 4))
+optimizer = neumann.Neumann([p], 0.1, precondition="spectral", foreach=True)
+p.grad = torch.ones(3, 4)
+optimizer.step()
 print(*sys.modules)
 import neumann.lab.data, neumann.lab.models
 print(*sys.modules)
@@ -63,6 +67,7 @@ def test_optional_packages_and_kernels_are_imported_late():
     assert package.isdisjoint(optional | {"accelerate", "lightning", "transformers"})
     assert "numba" not in cpu
     kernels = {"numba", "numba_kernel", "address_table", "update_kernel", "scalars_kernel"}
+    kernels.add("symmetric_kernel")
     assert kernels.isdisjoint(name.rpartition(".")[2] for name in stepped)
     assert lab.isdisjoint({"torchvision", "timm", "sklearn", "PIL"})
 

@@ -5,7 +5,8 @@ A Newton–Schulz iteration needs matrix products alone:
     X ← aX + (bA + cA²)X        A = XXᵀ, X₀ = G/‖G‖
 
 With the coefficients of Jordan and others (2024) five iterations take singular values from far
-below 1 to between 0.7 and 1.2. It runs in bfloat16 on CUDA and in float32 elsewhere. A matrix with
+below 1 to between 0.7 and 1.2. It runs in bfloat16 on CUDA and in float32 elsewhere. A and bA + cA²
+are symmetric; large ones are computed by half (`cuda.symmetric_product`). A matrix with
 more rows than columns is transposed first ("wide" below means: no more rows than columns). Matrices
 of equal shape form one batch. On CUDA smaller ones may join them, padded with zeros.
 """
@@ -15,6 +16,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from neumann.optim.preconditioners.cuda.symmetric_product import is_faster, multiply_by_transpose
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -34,14 +37,24 @@ def orthogonalize(wide: Tensor) -> Tensor:
     largest = torch.linalg.vector_norm(wide, math.inf, (1, 2), keepdim=True)
     x = wide / largest.clamp(min=torch.finfo(wide.dtype).tiny)  # so that squares do not overflow
     x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
-    x = x.to(torch.bfloat16 if wide.is_cuda else torch.float32)
-    a, b, c = COEFFICIENTS
-    for _ in range(ITERATIONS):
-        gram = torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # adds before it rounds
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+    x = iterate(x.to(torch.bfloat16 if wide.is_cuda else torch.float32))
     result: Tensor = x.to(wide.dtype)
     return result
+
+
+def iterate(x: Tensor) -> Tensor:
+    """The Newton–Schulz iteration of a batch whose matrices have a norm of at most 1."""
+    a, b, c = COEFFICIENTS
+    symmetric = is_faster(x)
+    for _ in range(ITERATIONS):
+        if symmetric:
+            gram = multiply_by_transpose(x)
+            polynomial = multiply_by_transpose(gram, alpha=c, addend=gram, beta=b)
+        else:
+            gram = torch.bmm(x, x.mT)
+            polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # adds before it rounds
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
 
 
 def orthogonalize_many(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
