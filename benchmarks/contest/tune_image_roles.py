@@ -77,9 +77,9 @@ class ImageTrainer:
 
     def _configure(self, key: RunKey, steps_per_epoch: int) -> TrainConfig:
         scales = {role: DEFAULTS[role].scale for role in SCALES}
-        tall = DEFAULTS["output"].tall
-        if key.output_p == "diagonal" and tall is not None:
-            scales["output"] = tall.scale
+        vocabulary = DEFAULTS["output"].vocabulary
+        if key.output_p == "diagonal" and vocabulary is not None:
+            scales["output"] = vocabulary.scale
         named: dict[str, Any] = {role: getattr(key, role) / scales[role] for role in SCALES}
         named |= {"output_p": key.output_p, "momentum": key.momentum, "before": key.before}
         options = ",".join(f"{name}={value}" for name, value in named.items())

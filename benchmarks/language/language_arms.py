@@ -68,7 +68,7 @@ def _build_by_role(
 
 def make_recipe(lr: float, decay: float) -> Setting:
     """What the recipe does today. Its scales are spelled out: other versions may have others."""
-    output = DEFAULTS["output"].tall or DEFAULTS["output"]  # of a layer over a vocabulary
+    output = DEFAULTS["output"].vocabulary or DEFAULTS["output"]  # of a layer over a vocabulary
     scales = {"embedding": DEFAULTS["embedding"].scale, "output": output.scale}
     return Setting("recipe", lr, decay, vector=DEFAULTS["vector"].scale, **scales)
 
@@ -77,7 +77,7 @@ def build_recipe(model: nn.Module, setting: Setting) -> Neumann:
     """The groups of `neumann.param_groups`, with the scales of the setting."""
     options = {}
     for role, usual in DEFAULTS.items():
-        chosen = usual.tall or usual
+        chosen = usual.vocabulary or usual
         before = setting.before
         if role == "output" and setting.output_before is not None:
             before = setting.output_before

@@ -89,27 +89,30 @@ def test_options_of_a_role():
     assert param_groups(Network(), options={"vector": RoleOptions("diagonal", decay=False)})
 
 
-@pytest.mark.parametrize(("classes", "p"), [(8, "spectral"), (9, "diagonal")])
-def test_an_output_layer_over_a_vocabulary_has_a_p_of_its_own(classes, p):
-    """More outputs than inputs; the options of a user hold for both."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, classes))
+@pytest.mark.parametrize(
+    ("tokens", "classes", "p"),
+    [(5, 8, "spectral"), (8, 8, "diagonal"), (5, 9, "diagonal")],
+    ids=["classes", "tokens", "more outputs than inputs"],
+)
+def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
+    """The options of a user hold for both."""
+    model = nn.Sequential(nn.Embedding(tokens, 4), nn.Linear(4, 8), nn.Linear(8, classes))
 
     def find(**chosen):
         groups = param_groups(model, **chosen)
         return next(g["precondition"] for g in groups if g["role"] == "output")
 
     assert find().name == p
-    assert find().scale == (4.0 if p == "spectral" else 45.0 / 8)
+    assert find().scale == (3.0 if p == "spectral" else 45.0 / 8)
     given = {"output": RoleOptions("spectral", decay=True)}
     assert find(options=given).name == "spectral"
     twice = {"output": DEFAULTS["output"].scaled_by(2.0)}
     assert find(options=twice).scale == 2 * find().scale
 
 
-def test_tall_options_have_none_of_their_own():
-    tall = DEFAULTS["output"]
-    with pytest.raises(ValueError, match="without a `tall` of its own"):
-        RoleOptions("spectral", decay=True, tall=tall)
+def test_options_for_a_vocabulary_have_none_of_their_own():
+    with pytest.raises(ValueError, match="without a `vocabulary` of its own"):
+        RoleOptions("spectral", decay=True, vocabulary=DEFAULTS["output"])
 
 
 def test_a_preconditioner_that_cannot_be_hashed():

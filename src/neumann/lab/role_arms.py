@@ -39,12 +39,12 @@ def group_by_role(model: nn.Module, weight_decay: float, options: Mapping[str, A
 
 def _choose_output(usual: RoleOptions, name: Any) -> RoleOptions:
     """One P for output layers of every shape."""
-    known = {"spectral": replace(usual, tall=None), "diagonal": usual.tall or usual}
+    known = {"spectral": replace(usual, vocabulary=None), "diagonal": usual.vocabulary or usual}
     require(name in known, OUTPUT_P, name, "'spectral' or 'diagonal'")
     return known[name]
 
 
 def _replace_momentum(given: RoleOptions, before: Momentum) -> RoleOptions:
     p: Any = given.precondition
-    tall = None if given.tall is None else _replace_momentum(given.tall, before)
-    return replace(given, precondition=replace(p, before=before), tall=tall)
+    vocabulary = None if given.vocabulary is None else _replace_momentum(given.vocabulary, before)
+    return replace(given, precondition=replace(p, before=before), vocabulary=vocabulary)

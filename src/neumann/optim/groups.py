@@ -37,20 +37,21 @@ class RoleOptions:
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
     per_input: bool = False  # divide the scale by the number of a layer's inputs
-    tall: "RoleOptions | None" = None  # for matrices with more outputs than inputs, if not these
+    vocabulary: "RoleOptions | None" = None  # for an output layer over tokens, if not these
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
-        good = self.tall is None or (isinstance(self.tall, RoleOptions) and self.tall.tall is None)
-        require(good, "tall", self.tall, "None or a RoleOptions without a `tall` of its own")
+        own = self.vocabulary
+        good = own is None or (isinstance(own, RoleOptions) and own.vocabulary is None)
+        require(good, "vocabulary", own, "None or a RoleOptions without a `vocabulary` of its own")
         for name in ("decay", "per_input"):
             value = getattr(self, name)
             require(isinstance(value, bool), name, value, "True or False")
 
     def scaled_by(self, factor: float) -> "RoleOptions":
         """The same options with a multiple of the learning rate."""
-        tall = None if self.tall is None else self.tall.scaled_by(factor)
-        return replace(self, scale=self.scale * factor, tall=tall)
+        own = None if self.vocabulary is None else self.vocabulary.scaled_by(factor)
+        return replace(self, scale=self.scale * factor, vocabulary=own)
 
     def make_preconditioner(self, inputs: int) -> Preconditioner:
         """P with the scale built in, so that every scheduler may set one learning rate for all."""
@@ -86,8 +87,8 @@ DEFAULTS: Mapping[str, RoleOptions] = {
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
-        scale=4.0,
-        tall=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
+        scale=3.0,
+        vocabulary=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
     ),
     VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05),
 }
@@ -161,11 +162,12 @@ def param_groups(
             f"{type(model).__name__} has no matrices to train: pass model.parameters() to Neumann, "
             'with precondition="diagonal" and a learning rate of about 0.0025'
         )
+    vocabularies = {len(a.parameter) for a in assignments if a.role == EMBEDDING}
     found: list[tuple[dict[str, Any], list[Any]]] = []
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
         given = chosen[assignment.role]
-        if given.tall is not None and _is_tall(assignment):
-            given = given.tall
+        if given.vocabulary is not None and _is_over_tokens(assignment, vocabularies):
+            given = given.vocabulary
         inputs = _count_inputs(assignment) if given.per_input else 1
         made = given.make_preconditioner(inputs)
         if assignment.view != WHOLE and isinstance(made, Spectral):
@@ -184,12 +186,12 @@ def param_groups(
     return ParamGroups(groups, [a for a in assignments if a.role == FROZEN])
 
 
-def _is_tall(assignment: Assignment) -> bool:
-    """Whether a matrix has more outputs than inputs."""
+def _is_over_tokens(assignment: Assignment, vocabularies: set[int]) -> bool:
+    """Whether the outputs of a matrix are tokens: as many as an embedding has, or very many."""
     if assignment.parameter.ndim < 2:
         return False
     outputs, inputs = assignment.view.count_sides(assignment.parameter)
-    return outputs > inputs
+    return outputs > inputs or outputs in vocabularies
 
 
 def _count_inputs(assignment: Assignment) -> int:

@@ -186,3 +186,18 @@ def test_both_parts_of_spectral_may_keep_the_same_state_names():
     assert values.min() > 0.6
     assert values.max() < 1.3
     assert state["seen"] == 0
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 64), 1 / 8), ((64, 1), 8), ((1, 4, 4, 4), 1 / 8)])
+def test_by_norm_one_row_is_a_matrix_too(shape, size):
+    """A regression head moves like a head of several outputs: √(outputs/inputs), as a whole."""
+    p = Spectral(before=None, scale=1.0, scaling="norm")
+    gradient = torch.randn(shape)
+    assert not p.elementwise(gradient)
+    assert p.create(gradient) == {}
+    (direction,) = p.apply([gradient], [{}])
+    assert 0.6 * size < direction.norm() < 1.3 * size
+    torch.testing.assert_close(direction / direction.norm(), gradient / gradient.norm())
+    assert Spectral(scaling="rms").elementwise(torch.zeros(1, 64))
+    assert p.elementwise(torch.zeros(64))
+    assert p.elementwise(torch.zeros(2, 3, dtype=torch.complex64))

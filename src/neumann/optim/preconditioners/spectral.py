@@ -10,7 +10,7 @@ every singular value is 1. Two scalings are in use:
     "norm"   √(m/n)        all directions change a layer's outputs by the same amount
 
 Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
-square, so that one learning rate suits all tensors.
+square, so that one learning rate suits all tensors. So do matrices of one row or column with "rms".
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class Spectral:
 
     def elementwise(self, parameter: Tensor) -> bool:
         """True unless the parameter is a matrix."""
-        return self.view == WHOLE and not is_matrix(parameter)
+        return self.view == WHOLE and not self._is_matrix(parameter)
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
         """Nothing for a matrix: its direction depends on the gradient alone."""
@@ -81,8 +81,8 @@ class Spectral:
         matrices: dict[int, Tensor] = {}
         rest: dict[int, dict[str, Tensor]] = {}
         for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
-            own = vector_state(state)
-            if own or not is_matrix(gradient):  # a complex vector looks like a matrix of reals
+            own = vector_state(state)  # also of a complex vector, which looks like a matrix here
+            if own or not self._is_matrix(gradient):
                 rest[index] = own
             else:
                 matrices[index] = gradient
@@ -94,6 +94,12 @@ class Spectral:
             others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
             found.update(zip(rest, others, strict=True))
         return [found[i] for i in range(len(gradients))]
+
+    def _is_matrix(self, tensor: Tensor) -> bool:
+        """With "norm", one row or one column is a matrix too, with one singular value."""
+        if self.scaling == "norm":
+            return tensor.ndim >= 2 and tensor.numel() > 0 and not tensor.is_complex()
+        return is_matrix(tensor)
 
     def _size(self, outputs: int, inputs: int) -> float:
         """What an orthogonal matrix of this shape is multiplied by."""
