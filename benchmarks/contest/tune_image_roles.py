@@ -50,6 +50,7 @@ class RunKey:
     ramp: float
     seed: int = 0
     output_p: str = "diagonal"  # P of the output layer
+    taps: float = 1.0  # power to which the taps of a kernel count as inputs; today's is 0.5
 
 
 class ImageTrainer:
@@ -76,6 +77,8 @@ class ImageTrainer:
         return {"accuracy": accuracy, "train_loss": summary.train_loss, "seconds": summary.seconds}
 
     def _configure(self, key: RunKey, steps_per_epoch: int) -> TrainConfig:
+        if key.taps != 0.5:
+            raise ValueError(f"this version scales kernels by taps**0.5, not by taps**{key.taps}")
         scales = {role: DEFAULTS[role].scale for role in SCALES}
         vocabulary = DEFAULTS["output"].vocabulary
         if key.output_p == "diagonal" and vocabulary is not None:
@@ -106,6 +109,7 @@ class ImageTrainer:
 def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def make_key(point: Point) -> RunKey:
         values: dict[str, Any] = {**point, "seed": arguments.seed, "output_p": arguments.output_p}
+        values["taps"] = 0.5
         return RunKey(arguments.model, arguments.batch, arguments.epochs, **values)
 
     def loss(point: Point) -> float:

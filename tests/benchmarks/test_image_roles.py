@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
     runner = Runner(ledger, ImageTrainer("digits", None).train)
-    key = RunKey("mlp", 128, 4, **{**START, "lr": 0.04, "forgetting": 0.3, "ramp": 0.03})
+    key = RunKey(
+        "mlp", 128, 4, **{**START, "lr": 0.04, "forgetting": 0.3, "ramp": 0.03, "taps": 0.5}
+    )
     assert runner.finish(key)["accuracy"] > 85
     arguments = argparse.Namespace(model="mlp", batch=128, epochs=4, rows=3)
     tune_image_roles.print_table(arguments, ledger)
@@ -25,7 +27,8 @@ def test_a_run_trains_and_the_table_shows_it(tmp_path, capsys):
 def test_decay_follows_from_forgetting():
     trainer = ImageTrainer("digits", None)
     config = trainer._configure(
-        RunKey("mlp", 128, 4, **{**START, "vector": 0.1, "ramp": 0.03}), steps_per_epoch=10
+        RunKey("mlp", 128, 4, **{**START, "vector": 0.1, "ramp": 0.03, "taps": 0.5}),
+        steps_per_epoch=10,
     )
     assert config.lr * config.weight_decay * 40 == pytest.approx(START["forgetting"])
     assert config.held_out

@@ -101,12 +101,13 @@ def test_bad_views(options):
 
 @pytest.mark.parametrize("name", CASES)
 def test_scaled_by_norm_every_matrix_changes_its_outputs_alike(name):
-    """The singular values of a direction are about scale · √(outputs / inputs)."""
+    """The singular values are about scale · √(outputs / inputs); a kernel counts √taps inputs."""
     view, shape, by_hand = CASES[name]
     torch.manual_seed(0)
     (direction,) = Spectral(scale=3.0, view=view, scaling="norm").apply([torch.randn(shape)], [{}])
+    taps = view.split(direction)[0].shape[3:].numel()
     for matrix in by_hand(direction):
-        size = (matrix.shape[0] / matrix.shape[1]) ** 0.5
+        size = (matrix.shape[0] / matrix.shape[1] * taps**0.5) ** 0.5
         values = torch.linalg.svdvals(matrix) / (3 * size)
         assert values.min() > 0.6
         assert values.max() < 1.3

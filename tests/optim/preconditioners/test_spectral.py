@@ -188,7 +188,7 @@ def test_both_parts_of_spectral_may_keep_the_same_state_names():
     assert state["seen"] == 0
 
 
-@pytest.mark.parametrize(("shape", "size"), [((1, 64), 1 / 8), ((64, 1), 8), ((1, 4, 4, 4), 1 / 8)])
+@pytest.mark.parametrize(("shape", "size"), [((1, 64), 1 / 8), ((64, 1), 8), ((1, 4, 4, 4), 1 / 4)])
 def test_by_norm_one_row_is_a_matrix_too(shape, size):
     """A regression head moves like a head of several outputs: √(outputs/inputs), as a whole."""
     p = Spectral(before=None, scale=1.0, scaling="norm")

@@ -9,6 +9,9 @@ every singular value is 1. Two scalings are in use:
     "rms"    √max(m, n)    all directions have the same root mean square, as Adam's have
     "norm"   √(m/n)        all directions change a layer's outputs by the same amount
 
+With "norm", n of a convolution is not its in·kh·kw but in·√(kh·kw): neighboring pixels are alike,
+and the layer can take the larger steps (docs/recipe.md has the measurement).
+
 Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
 square, so that one learning rate suits all tensors. So do matrices of one row or column with "rms".
 """
@@ -88,7 +91,7 @@ class Spectral:
                 matrices[index] = gradient
         found = orthogonalize_many(matrices)
         if found:
-            scales = [self._size(len(matrices[i]), matrices[i][0].numel()) for i in found]
+            scales = [self._size(matrices[i].shape) for i in found]
             torch._foreach_mul_(list(found.values()), scales)
         if rest:
             others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
@@ -101,10 +104,12 @@ class Spectral:
             return tensor.ndim >= 2 and tensor.numel() > 0 and not tensor.is_complex()
         return is_matrix(tensor)
 
-    def _size(self, outputs: int, inputs: int) -> float:
-        """What an orthogonal matrix of this shape is multiplied by."""
-        squared = max(outputs, inputs) if self.scaling == "rms" else outputs / inputs
-        return float(self.scale * squared**0.5)
+    def _size(self, shape: torch.Size) -> float:
+        """What the orthogonal matrix of a layer of this shape is multiplied by."""
+        outputs, channels, taps = shape[0], shape[1], shape[2:].numel()
+        if self.scaling == "rms":
+            return float(self.scale * max(outputs, channels * taps) ** 0.5)
+        return float(self.scale * (outputs / (channels * taps**0.5)) ** 0.5)
 
     def _apply_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Orthogonalize each matrix that the view finds, and put them back together."""
@@ -116,7 +121,7 @@ class Spectral:
             for i, batch in batches.items()
         }
         found = orthogonalize_batches(wide)
-        scales = [self._size(batches[i].shape[1], batches[i][0, 0].numel()) for i in found]
+        scales = [self._size(batches[i].shape[1:]) for i in found]
         torch._foreach_mul_(list(found.values()), scales)
         directions, position = [], 0
         for gradient, parts in zip(gradients, split, strict=True):
