@@ -12,7 +12,7 @@ A gradient travels p.grad → `StateStore.gather` → the preconditioner → the
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
 from neumann.optim.options import has_forces
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
+from neumann.optim.preconditioners.exchange import Exchange, find_exchange
 from neumann.optim.skipping import agree_on_skipping
 from neumann.optim.state import CLOCK, DISTANCE, OFFSET, WEIGHTS, StateStore
 from neumann.optim.tensors import Tensors
@@ -97,7 +98,12 @@ class Neumann(Optimizer):
             chooses it where it can run; True raises where it cannot, and says why.
         process_group: the torch.distributed group among whose processes whole parameters are
             divided, as in ZeRO and pipeline stages: r is the distance over all of them. DTensor
-            parameters (FSDP2) know their groups themselves, and replicas (DDP) need none.
+            parameters (FSDP2) know their groups themselves, and replicas (DDP) need none. With
+            `distributed="owner"` its processes are replicas, which have all parameters whole.
+        distributed: who applies P to a matrix that several processes have, in shards or as
+            replicas. "owner": one of them, and the others get their part of the direction from it;
+            P must handle each matrix by itself. "replicated": every process, at the cost of as much
+            work on each as on one. None is "owner" for DTensors, "replicated" otherwise.
     """
 
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
@@ -107,6 +113,7 @@ class Neumann(Optimizer):
     _cut_short = False  # the update of the last step failed on the way
     _warned_of_momentum = False  # whether the first step has looked for a scheduler that cycles it
     _switching = False  # between the modes: `train` or `eval` was cut short
+    distributed: Literal["owner", "replicated"] | None = None  # also of pickles that lack it
 
     def __init__(
         self,
@@ -136,25 +143,29 @@ class Neumann(Optimizer):
         capturable: bool = False,
         fused: bool | None = None,
         process_group: Any = None,
+        distributed: Literal["owner", "replicated"] | None = None,
     ) -> None:
         given = dict(locals())  # every option, by name
-        for name in ("self", "params", "process_group", "__class__"):
+        for name in ("self", "params", "process_group", "distributed", "__class__"):
             del given[name]
         # A single tensor stays one: torch refuses it with its own message.
         entries: Any = params if isinstance(params, Tensor) else list(params)
         groups = [entry for entry in entries if isinstance(entry, dict)]
         defaults = make_defaults(given, groups)
         self._explicit = find_explicit(given)
-        self.process_group = process_group
+        self.process_group, self.distributed = process_group, distributed
         self._store = StateStore()
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
         self._backend: Backend
         self._sharding: Sharding | None  # None: this process has every parameter whole
+        self._exchange: Exchange | None  # None: every process applies P to all it has
         self._distance: DistanceTracker
         self._constructing, self._cut_short = True, False
         super().__init__(entries, defaults)
         self._constructing = False
-        if process_group is None and not any(group["params"] for group in self.param_groups):
+        if self._divided_among() is None and not any(
+            group["params"] for group in self.param_groups
+        ):
             raise ValueError("params must hold at least one parameter, got none")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -205,6 +216,8 @@ class Neumann(Optimizer):
         if store.scalars:
             self._distance.finish()  # what the last step left pending
         sharding, backend = self._find_backend(self.param_groups[0])
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._exchange = find_exchange(parameters, self.distributed, self.process_group)
         first = next((p for group in self.param_groups for p in group["params"]), None)
         device = torch.device("cpu") if first is None else first.device
         self._backend, self._sharding = backend(device), sharding
@@ -213,10 +226,14 @@ class Neumann(Optimizer):
         tracing.treat_reset_table_as_constant()
         self._distance.start(is_known=store.tie_scalars(device, backend.on_device))
 
+    def _divided_among(self) -> Any:
+        """The process group among which whole parameters are divided, if there is one."""
+        return None if self.distributed == "owner" else self.process_group
+
     def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
         """How the parameters are spread, and the backend that these options of a group ask for."""
         parameters = [p for group in self.param_groups for p in group["params"]]
-        sharding = find_sharding(parameters, self.process_group)
+        sharding = find_sharding(parameters, self._divided_among())
         if sharding is not None and group["differentiable"]:
             raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")
         devices = {p.device for p in parameters}
@@ -309,7 +326,8 @@ class Neumann(Optimizer):
             return
         # On the host nothing is left to skip.
         skip = found_inf if self._backend.on_device else None
-        groups, grad_scale = precondition(groups, getattr(self, "grad_scale", None), skip)
+        grad_scale = getattr(self, "grad_scale", None)
+        groups, grad_scale = precondition(groups, grad_scale, skip, self._exchange)
         sums = r_squared = store.scalars[DISTANCE]
         if self._sharding is not None:
             groups, sums = self._sharding.split(groups), self._sharding.sums
@@ -534,6 +552,7 @@ class Neumann(Optimizer):
         group = None if self.process_group is None else SharedGroup(self.process_group)
         own = {
             "process_group": group,
+            "distributed": self.distributed,
             "_explicit": self._explicit,
             "_switching": self._switching,
             "_cut_short": self._cut_short,

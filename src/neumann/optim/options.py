@@ -66,7 +66,7 @@ STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float1
 # What torch's schedulers write into a group.
 _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 # Options of the optimizer as a whole, which no group may set.
-_OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs")
+_OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs", "distributed")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in _OPTIMIZER_ONLY:
         if name in group:
             raise ValueError(
-                f"{name}={group[name]!r} in a parameter group: the whole optimizer has one clock, "
+                f"{name}={group[name]!r} in a parameter group: it belongs to the whole optimizer, "
                 f"so pass {name} to Neumann itself"
             )
     _refuse_misspelled(group)

@@ -17,6 +17,8 @@ orthogonalization   the arithmetic of `spectral`
 cuda                a kernel for its symmetric products
 matrix_view         the matrices inside one tensor, such as fused projections
 apply               where P acts in a step
+ownership           which process applies P to which matrix, and what travels for that
+exchange            carries that out, with asynchronous collectives
 memory              what P remembers about a parameter, and its checkpoint
 
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction

@@ -3,9 +3,10 @@
 The gradients of a group with a P are unscaled, negated for `maximize`, given L2 weight decay at the
 displaced weights, widened, and passed through P. None of this is left for the update to do.
 
-If P needs a whole tensor of which each process has a shard, the shards are gathered; each process
-computes the whole direction and keeps its part. That costs an all-gather of those gradients, and
-gives every layout the directions of a single process.
+If P needs a whole tensor of which each process has a shard, one process gathers it, computes the
+direction and sends its parts back (`exchange`). Where that is not wanted or not possible, every
+process gathers it, computes the whole direction and keeps its part. Either way every layout has the
+directions of a single process.
 
 State of P that the optimizer keeps in bfloat16 is widened for P and rounded to nearest after it. If
 a step is skipped on the device, P's state is restored.
@@ -13,6 +14,7 @@ a step is skipped on the device, P's state is restored.
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,90 +22,180 @@ from torch import Tensor
 
 from neumann.optim.dtensor import distribute_like, is_dtensor, local_part
 from neumann.optim.precision import as_real, wide_dtype
+from neumann.optim.preconditioners.exchange import Exchange, Journey, Part
 from neumann.optim.preconditioners.memory import PREFIX, create_memory, preconditioner_of, stages_of
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.tensors import Tensors
 
 
+@dataclass
+class Bucket:
+    """Gradients of a group with the same device and dtype, on their way through P."""
+
+    group: Tensors
+    chosen: list[int]  # their places in the group
+    gradients: list[Tensor]  # wide; later the directions
+    memory: list[dict[str, Tensor]]  # as P sees it
+    used: list[Tensor]  # the tensors of `memory`
+    kept: list[Tensor]  # those of the optimizer's state
+    before: list[Tensor] | None  # copies of these, if the step may be skipped
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self.group.parameters[i] for i in self.chosen]
+
+
 def precondition(
-    groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
+    groups: list[Tensors],
+    grad_scale: Tensor | None,
+    skip: Tensor | None,
+    exchange: Exchange | None = None,
 ) -> tuple[list[Tensors], Tensor | None]:
-    """The groups with directions in place of gradients, and the scale left for the update."""
+    """The groups with P(±g/grad_scale + λw) in place of gradients, and the scale left to divide by.
+
+    Where `skip` is not zero, P's state stays as it was. A group without P has its gradients divided
+    by the scale, because the update does not see the scale. `exchange` divides matrices among
+    processes.
+    """
     if all(group.options["precondition"] is None for group in groups):
         return groups, grad_scale
+    parts = [] if exchange is None else exchange.divide(groups)
+    if parts:
+        return _precondition_divided(groups, grad_scale, skip, parts), None
     return [precondition_group(group, grad_scale, skip) for group in groups], None
 
 
 def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor | None) -> Tensors:
-    """The group with P(±g/grad_scale + λw) in place of its gradients.
-
-    Where `skip` is not zero, P's state stays as it was. A group without P has its gradients divided
-    by the scale, because the update does not see the scale.
-    """
-    options, parameters, weights = group.options, group.parameters, group.weights
-    preconditioner = preconditioner_of(options)
+    """One group, with every process on its own."""
+    preconditioner = preconditioner_of(group.options)
     if preconditioner is None:
-        if grad_scale is None:
-            return group
-        unscaled = [None if g is None else _unscale(g, grad_scale) for g in group.gradients]
-        return group.replace_gradients(unscaled)
-    decoupled, sign = options["decoupled_weight_decay"], -1 if options["maximize"] else 1
-    weight_decay = 0.0 if decoupled else options["weight_decay"]
-    narrow = {key for stage in stages_of(preconditioner) for key in getattr(stage, "narrow", ())}
-    found: list[Tensor | None] = [None] * len(parameters)
+        return _unscale_group(group, grad_scale)
+    found: list[Tensor | None] = [None] * len(group.parameters)
     for chosen in _make_buckets(group.gradients):
-        wide = [_widen(group.gradients[i]) for i in chosen]
-        if grad_scale is not None:
-            factor = grad_scale.reshape(()).to(wide[0]).reciprocal()
-            wide = list(torch._foreach_mul(wide, factor))
-        if sign < 0:
-            wide = list(torch._foreach_neg(wide))
-        if weight_decay:
-            wide_weights = [_widen(weights[i]) for i in chosen]
-            wide = list(torch._foreach_add(wide, wide_weights, alpha=weight_decay))
-        memory = [_memory_of(group.states[i], parameters[i], options) for i in chosen]
-        kept = _list_tensors(memory)
-        before = None if skip is None else [tensor.clone() for tensor in kept]
-        widened = [_widen_narrow(state, narrow) for state in memory]
-        used = _list_tensors(widened)
-        wide = _apply_stages(preconditioner, wide, widened, used, [parameters[i] for i in chosen])
-        for tensor, computed in zip(kept, used, strict=True):
-            if tensor is not computed:
-                tensor.copy_(computed)
-        if skip is not None and before:
-            for tensor, old in zip(kept, before, strict=True):
-                tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
-        for i, direction in zip(chosen, wide, strict=True):
-            w = weights[i]
-            result = torch.view_as_complex(direction) if w.is_complex() else direction
-            found[i] = result if result.dtype is w.dtype else result.to(w.dtype)
-    left = {
-        **options,
-        "weight_decay": options["weight_decay"] if decoupled else 0.0,
-        "maximize": False,
+        bucket = _open_bucket(group, chosen, grad_scale, skip)
+        for stage in stages_of(preconditioner):
+            _apply_stage(bucket, stage, range(len(chosen)))
+        _close_bucket(bucket, skip, found)
+    return group.replace_gradients(found, _options_left(group.options))
+
+
+def _precondition_divided(
+    groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None, parts: Sequence[Part]
+) -> list[Tensors]:
+    """The same with P's matrices divided among processes, for all groups at once."""
+    divided = {p for part in parts for p in part.parameters}
+    opened: list[Bucket] = []
+    for group in groups:
+        if group.options["precondition"] is not None:
+            for chosen in _make_buckets(group.gradients):
+                bucket = _open_bucket(group, chosen, grad_scale, skip)
+                for stage in stages_of(preconditioner_of(group.options))[:-1]:
+                    _apply_stage(bucket, stage, range(len(chosen)))
+                opened.append(bucket)
+    given = {
+        p: g
+        for bucket in opened
+        for p, g in zip(bucket.parameters, bucket.gradients, strict=True)
+        if p in divided
     }
-    return group.replace_gradients(found, left)
+    journeys = [Journey(part, given, _apply_to_wholes) for part in parts]
+    for journey in journeys:
+        journey.start()
+    for bucket in opened:  # while those are on their way
+        last = stages_of(preconditioner_of(bucket.group.options))[-1]
+        rest = [i for i, p in enumerate(bucket.parameters) if p not in divided]
+        _apply_stage(bucket, last, rest)
+    directions = {p: d for journey in journeys for p, d in journey.finish().items()}
+    found: dict[int, list[Tensor | None]] = {}
+    for bucket in opened:
+        named = zip(bucket.parameters, bucket.gradients, strict=True)
+        bucket.gradients = [directions.get(p, g) for p, g in named]
+        own = found.setdefault(id(bucket.group), [None] * len(bucket.group.parameters))
+        _close_bucket(bucket, skip, own)
+    return [
+        _unscale_group(group, grad_scale)
+        if group.options["precondition"] is None
+        else group.replace_gradients(
+            found.get(id(group), [None] * len(group.parameters)), _options_left(group.options)
+        )
+        for group in groups
+    ]
 
 
-def _apply_stages(
-    preconditioner: Preconditioner,
-    gradients: list[Tensor],
-    memory: Sequence[dict[str, Tensor]],
-    kept: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-) -> list[Tensor]:
-    """What P and the preconditioners before it make of the gradients."""
+def _unscale_group(group: Tensors, grad_scale: Tensor | None) -> Tensors:
+    if grad_scale is None:
+        return group
+    unscaled = [None if g is None else _unscale(g, grad_scale) for g in group.gradients]
+    return group.replace_gradients(unscaled)
+
+
+def _options_left(options: Any) -> dict[str, Any]:
+    """The group's options without what has been done here."""
+    weight_decay = options["weight_decay"] if options["decoupled_weight_decay"] else 0.0
+    return {**options, "weight_decay": weight_decay, "maximize": False}
+
+
+def _open_bucket(
+    group: Tensors, chosen: list[int], grad_scale: Tensor | None, skip: Tensor | None
+) -> Bucket:
+    """The gradients ±g/grad_scale + λw, with what P remembers of them."""
+    options = group.options
+    sign = -1 if options["maximize"] else 1
+    weight_decay = 0.0 if options["decoupled_weight_decay"] else options["weight_decay"]
+    stages = stages_of(preconditioner_of(options))
+    narrow = {key for stage in stages for key in getattr(stage, "narrow", ())}
+    wide = [_widen(group.gradients[i]) for i in chosen]
+    if grad_scale is not None:
+        factor = grad_scale.reshape(()).to(wide[0]).reciprocal()
+        wide = list(torch._foreach_mul(wide, factor))
+    if sign < 0:
+        wide = list(torch._foreach_neg(wide))
+    if weight_decay:
+        wide_weights = [_widen(group.weights[i]) for i in chosen]
+        wide = list(torch._foreach_add(wide, wide_weights, alpha=weight_decay))
+    memory = [_memory_of(group.states[i], group.parameters[i], options) for i in chosen]
+    kept = _list_tensors(memory)
+    before = None if skip is None else [tensor.clone() for tensor in kept]
+    widened = [_widen_narrow(state, narrow) for state in memory]
+    return Bucket(group, chosen, wide, widened, _list_tensors(widened), kept, before)
+
+
+def _close_bucket(bucket: Bucket, skip: Tensor | None, found: list[Tensor | None]) -> None:
+    """Write P's state back, restored if the step is skipped, and the directions into `found`."""
+    for tensor, computed in zip(bucket.kept, bucket.used, strict=True):
+        if tensor is not computed:
+            tensor.copy_(computed)
+    if skip is not None and bucket.before:
+        for tensor, old in zip(bucket.kept, bucket.before, strict=True):
+            tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
+    for i, direction in zip(bucket.chosen, bucket.gradients, strict=True):
+        w = bucket.group.weights[i]
+        result = torch.view_as_complex(direction) if w.is_complex() else direction
+        found[i] = result if result.dtype is w.dtype else result.to(w.dtype)
+
+
+def _apply_stage(bucket: Bucket, stage: Preconditioner, places: Sequence[int]) -> None:
+    """Replace some of a bucket's gradients by what a stage of P makes of them."""
+    if not places:
+        return
+    gradients = [bucket.gradients[i] for i in places]
+    memory = [bucket.memory[i] for i in places]
+    parameters = [bucket.group.parameters[bucket.chosen[i]] for i in places]
+    kept = bucket.used if len(places) == len(bucket.chosen) else _list_tensors(memory)
     sharded = any(map(is_dtensor, parameters))
-    for stage in stages_of(preconditioner):
-        if sharded:
-            gradients = [_gather(g, p, stage) for g, p in zip(gradients, parameters, strict=True)]
-        gradients = _check_result(stage.apply(gradients, memory), gradients, stage)
-        _check_memory(memory, kept, stage)
-        if sharded:
-            gradients = [
-                _take_part(d, p, stage) for d, p in zip(gradients, parameters, strict=True)
-            ]
-    return gradients
+    if sharded:
+        gradients = [_gather(g, p, stage) for g, p in zip(gradients, parameters, strict=True)]
+    gradients = _check_result(stage.apply(gradients, memory), gradients, stage)
+    _check_memory(memory, kept, stage)
+    if sharded:
+        gradients = [_take_part(d, p, stage) for d, p in zip(gradients, parameters, strict=True)]
+    for i, direction in zip(places, gradients, strict=True):
+        bucket.gradients[i] = direction
+
+
+def _apply_to_wholes(stage: Preconditioner, gradients: list[Tensor]) -> list[Tensor]:
+    """P of whole gradients that it remembers nothing of."""
+    return _check_result(stage.apply(gradients, [{} for _ in gradients]), gradients, stage)
 
 
 def _unscale(gradient: Tensor, scale: Tensor) -> Tensor:

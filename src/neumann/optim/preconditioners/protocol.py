@@ -19,6 +19,10 @@ class Preconditioner(Protocol):
     an attribute `before`, another preconditioner, it receives that one's directions. An attribute
     `narrow` names tensors of the state that bfloat16 can hold: with `state_dtype=torch.bfloat16`
     they are kept so, and `apply` sees them in float32.
+
+    A P without state for parameters that are not elementwise can be divided among processes, each
+    of which calls `apply` with some of these parameters: see `exchange`. A method
+    `count_operations(parameter)`, its work, balances them; otherwise the number of elements does.
     """
 
     @property
@@ -38,6 +42,7 @@ class Preconditioner(Protocol):
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
         """P(g) of each gradient, as new tensors of the same shapes; updates the states in place.
 
+        The direction of a parameter must not depend on the gradients of others.
         The gradients are float32 or float64, on one device, and must not be changed. Write to the
         tensors of a state, as with `mul_` and `copy_`; never replace them. Complex gradients and
         states come as pairs of reals, in a last dimension of 2. Nothing here may wait for the

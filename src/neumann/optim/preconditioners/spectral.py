@@ -27,6 +27,7 @@ from neumann.optim.preconditioners.diagonal import Diagonal
 from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.preconditioners.momentum import Momentum
 from neumann.optim.preconditioners.orthogonalization import (
+    OPERATIONS,
     is_matrix,
     orthogonalize_batches,
     orthogonalize_many,
@@ -77,6 +78,12 @@ class Spectral:
             self.view.split(parameter)  # raises if the parameter holds no such matrices
             return {}
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
+
+    def count_operations(self, parameter: Tensor) -> int:
+        """Operations of the orthogonalization: 4·ITERATIONS·m²n for each m × n matrix, m ≤ n."""
+        batches = self.view.split(torch.empty(parameter.shape, device="meta"))
+        sides = [sorted((b.shape[1], b.shape[2:].numel())) for b in batches]
+        return sum(OPERATIONS * len(b) * m**2 * n for b, (m, n) in zip(batches, sides, strict=True))
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
         if self.view != WHOLE:

@@ -1,0 +1,362 @@
+"""Applies P to each matrix on one process, and carries gradients and directions there and back.
+
+`ownership` says who owns which matrix. The collectives are asynchronous: all rounds of matrices
+set out at once, each is handled when it has arrived, and goes back while the next one is handled.
+
+A parameter takes part if P needs it whole and keeps no state of it. A matrix without a gradient on
+this process counts as zeros here, so no process waits for one that has none. What cannot be
+divided, because P has state that must be the same on all processes or because the layout is
+neither sharded nor replicated, is handled whole on all of them, as with distributed="replicated".
+
+If a process dies, the collectives raise on the others, after the timeout of the group at the
+latest.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from neumann.optim.dtensor import is_dtensor, local_part
+from neumann.optim.precision import wide_dtype
+from neumann.optim.preconditioners.memory import preconditioner_of, stages_of
+from neumann.optim.preconditioners.ownership import Matrix, Plan, Round, Share, Transfer, make_plan
+from neumann.optim.preconditioners.protocol import Preconditioner
+from neumann.optim.tensors import Tensors
+from neumann.validation import require
+
+MODES = (None, "owner", "replicated")
+
+# What P makes of whole gradients.
+Apply = Callable[[Preconditioner, list[Tensor]], list[Tensor]]
+
+
+class Line(NamedTuple):
+    """The processes along one dimension of a mesh that this process belongs to."""
+
+    group: Any
+    order: tuple[int, ...]  # the coordinates of the group's ranks
+    ranks: tuple[int, ...]  # global ranks by coordinate
+
+
+@dataclass(frozen=True)
+class Part:
+    """The matrices of one mesh: parameters, the P of each, and the plan for them."""
+
+    parameters: tuple[Tensor, ...]
+    stages: tuple[Preconditioner, ...]
+    matrices: tuple[Matrix, ...]
+    plan: Plan
+    lines: tuple[Line, ...]
+
+
+class Exchange:
+    """How the matrices of one optimizer are divided among processes.
+
+    Args:
+        replicas: the process group whose processes all have the plain parameters whole; None if
+            only DTensors, which know their mesh, are divided.
+    """
+
+    def __init__(self, replicas: Any = None) -> None:
+        self._replicas = replicas
+        self._key: Any = None
+        self._parameters: list[Tensor] = []  # keeps the identities in the key valid
+        self.parts: list[Part] = []
+
+    def divide(self, groups: Sequence[Tensors]) -> list[Part]:
+        """The matrices of a step by mesh; computed again only if parameters or P have changed."""
+        chosen = [group for group in groups if group.options["precondition"] is not None]
+        key = [
+            (group.options["precondition"], [*map(id, group.parameters)], _find_active(group))
+            for group in chosen
+        ]
+        if key != self._key:
+            self._parameters = [p for group in chosen for p in group.parameters]
+            self.parts = self._make_parts(chosen)
+            self._key = key
+        return self.parts
+
+    def _make_parts(self, groups: Sequence[Tensors]) -> list[Part]:
+        found: dict[Any, list[tuple[Tensor, Preconditioner, Matrix]]] = {}
+        for group in groups:
+            stage = stages_of(preconditioner_of(group.options))[-1]
+            for p, active in zip(group.parameters, _find_active(group), strict=True):
+                mesh, shards = _find_layout(p) if is_dtensor(p) else (self._replicas, (None,))
+                if active and mesh is not None and shards and _is_divisible(stage, p):
+                    matrix = describe_matrix(stage, p, shards)
+                    found.setdefault(mesh, []).append((p, stage, matrix))
+        return [
+            _make_part(mesh, *zip(*entries, strict=True))
+            for mesh, entries in found.items()
+            if _count_processes(mesh) > 1
+        ]
+
+
+def find_exchange(
+    parameters: Sequence[Tensor], mode: str | None, process_group: Any
+) -> Exchange | None:
+    """What divides matrices, if there are processes to divide them among."""
+    require(mode in MODES, "distributed", mode, "None, 'owner' or 'replicated'")
+    if mode == "replicated":
+        return None
+    sharded = any(map(is_dtensor, parameters))
+    if mode is None or process_group is None:
+        return Exchange() if sharded else None
+    if sharded:
+        raise ValueError(
+            "distributed='owner' with process_group= says that the group's processes are replicas, "
+            "but there are DTensors, which know theirs: leave distributed at None, or "
+            "process_group out"
+        )
+    return Exchange(process_group) if distributed.get_world_size(process_group) > 1 else None
+
+
+def describe_matrix(stage: Preconditioner, p: Tensor, shards: tuple[int | None, ...]) -> Matrix:
+    """A parameter as `ownership` sees it."""
+    count = getattr(stage, "count_operations", None)
+    dtype = wide_dtype(p.dtype)
+    return Matrix(
+        tuple(p.shape),
+        shards,
+        int(p.numel() if count is None else count(p)),
+        dtype.itemsize,
+        f"{local_part(p).device.type} {dtype}",
+    )
+
+
+class Journey:
+    """The gradients of one mesh's matrices on their way through P."""
+
+    def __init__(self, part: Part, gradients: Mapping[Tensor, Tensor], apply: Apply) -> None:
+        self._part, self._apply = part, apply
+        self._given = [gradients.get(p) for p in part.parameters]
+        self._blocks: dict[int, Tensor] = {}  # of each matrix: what this process has of it now
+        self._rounds = [self._pass(each) for each in part.plan.rounds]
+
+    def start(self) -> None:
+        """Send the gradients on their way to their owners."""
+        for each in self._rounds:
+            next(each, None)
+
+    def finish(self) -> dict[Tensor, Tensor]:
+        """This process's part of the directions, of the parameters that have a gradient."""
+        while self._rounds:
+            # Rounds take turns, in the same order on all processes.
+            self._rounds = [each for each in self._rounds if next(each, True) is None]
+        return {
+            p: _lay_out_like(given, self._blocks[i])
+            for i, (p, given) in enumerate(zip(self._part.parameters, self._given, strict=True))
+            if given is not None
+        }
+
+    def _pass(self, each: Round) -> Iterator[None]:
+        """One round; yields whenever something is on its way, even if nothing of it is here."""
+        blocks = self._blocks
+        for transfer in each.gathers:
+            pieces = [[self._take(b.matrix, b.shape) for b in to] for to in transfer.outgoing]
+            pending = self._send(each, transfer, pieces)
+            yield
+            arrived: dict[int, list[Tensor]] = {}
+            for matrix, piece in pending():
+                arrived.setdefault(matrix, []).append(piece)
+            for i, parts in arrived.items():
+                blocks[i] = torch.cat(parts, self._sharded(i, transfer.dimension))
+        self._apply_to_owned(each)
+        for transfer in each.returns:
+            pieces = self._split(transfer)
+            pending = self._send(each, transfer, pieces)
+            yield
+            blocks.update(pending())
+        for share in each.shares:
+            arriving = self._spread(each, share)
+            yield
+            blocks.update(arriving())
+
+    def _apply_to_owned(self, each: Round) -> None:
+        by_stage: dict[int, list[int]] = {}
+        for i in each.owned:
+            by_stage.setdefault(id(self._part.stages[i]), []).append(i)
+        for chosen in by_stage.values():
+            wholes = [self._take(i, self._part.matrices[i].shape) for i in chosen]
+            directions = self._apply(self._part.stages[chosen[0]], wholes)
+            self._blocks.update(zip(chosen, directions, strict=True))
+
+    def _take(self, i: int, shape: Sequence[int]) -> Tensor:
+        """What this process has of a gradient: gathered, its own, or zeros if there is none."""
+        block = self._blocks.pop(i, None)
+        block = self._given[i] if block is None else block
+        if block is None:
+            p = self._part.parameters[i]
+            block = local_part(p).new_zeros(shape, dtype=wide_dtype(p.dtype))
+        return block
+
+    def _sharded(self, i: int, dimension: int) -> int:
+        """The dimension of a matrix that a mesh dimension cuts."""
+        cut = self._part.matrices[i].shards[dimension]
+        assert cut is not None
+        return cut
+
+    def _split(self, transfer: Transfer) -> list[list[Tensor]]:
+        """The directions that go back, in pieces for each coordinate."""
+        lengths: dict[int, list[int]] = {}
+        for to in transfer.outgoing:
+            for b in to:
+                cut = self._sharded(b.matrix, transfer.dimension)
+                lengths.setdefault(b.matrix, []).append(b.shape[cut])
+        parts = {
+            i: torch.split(self._blocks.pop(i), sizes, self._sharded(i, transfer.dimension))
+            for i, sizes in lengths.items()
+        }
+        return [
+            [parts[b.matrix][coordinate] for b in to]
+            for coordinate, to in enumerate(transfer.outgoing)
+        ]
+
+    def _send(
+        self, each: Round, transfer: Transfer, pieces: list[list[Tensor]]
+    ) -> Callable[[], list[tuple[int, Tensor]]]:
+        """Send pieces along a mesh dimension; the result waits for those that arrive."""
+        if not any(transfer.outgoing) and not any(transfer.incoming):
+            return list  # so it is for all processes of this line
+        group, order, _ = self._part.lines[transfer.dimension]
+        outgoing = [sum(b.numel for b in transfer.outgoing[j]) for j in order]
+        incoming = [sum(b.numel for b in transfer.incoming[j]) for j in order]
+        sent = self._concatenate(each, [piece for j in order for piece in pieces[j]])
+        received = sent.new_empty(sum(incoming))
+        work = distributed.all_to_all_single(
+            received, sent, incoming, outgoing, group=group, async_op=True
+        )
+
+        def wait() -> list[tuple[int, Tensor]]:
+            work.wait()
+            chunks = dict(zip(order, torch.split(received, incoming), strict=True))
+            found = []
+            for j, blocks in enumerate(transfer.incoming):
+                parts = torch.split(chunks[j], [b.numel for b in blocks])
+                found += [(b.matrix, x.view(b.shape)) for b, x in zip(blocks, parts, strict=True)]
+            return found
+
+        return wait
+
+    def _spread(self, each: Round, share: Share) -> Callable[[], list[tuple[int, Tensor]]]:
+        """Share directions along a mesh dimension; the result waits for those that arrive."""
+        group, _, ranks = self._part.lines[share.dimension]
+        if len(ranks) == 1:
+            return list
+        me = distributed.get_rank()
+        started = []
+        for source, blocks in zip(ranks, share.sources, strict=True):
+            if not blocks:  # so it is for all processes of this line
+                continue
+            if source == me:
+                flat = self._concatenate(each, [self._blocks[b.matrix] for b in blocks])
+            else:
+                flat = self._make_room(each, sum(b.numel for b in blocks))
+            work = distributed.broadcast(flat, source, group=group, async_op=True)
+            started.append((work, flat, () if source == me else blocks))
+
+        def wait() -> list[tuple[int, Tensor]]:
+            found = []
+            for work, flat, blocks in started:
+                work.wait()
+                parts = torch.split(flat, [b.numel for b in blocks]) if blocks else ()
+                found += [(b.matrix, x.view(b.shape)) for b, x in zip(blocks, parts, strict=True)]
+            return found
+
+        return wait
+
+    def _concatenate(self, each: Round, pieces: Sequence[Tensor]) -> Tensor:
+        """One flat tensor, in the dtype of the round."""
+        if not pieces:
+            return self._make_room(each, 0)
+        dtype = wide_dtype(self._part.parameters[each.matrices[0]].dtype)
+        joined: Tensor = torch.cat([piece.reshape(-1).to(dtype) for piece in pieces])
+        return joined
+
+    def _make_room(self, each: Round, count: int) -> Tensor:
+        """Memory for so many elements, in the dtype and on the device of the round."""
+        p = self._part.parameters[each.matrices[0]]
+        room: Tensor = local_part(p).new_empty(count, dtype=wide_dtype(p.dtype))
+        return room
+
+
+# ------------------------------------------------------------------ what takes part
+
+
+def _find_active(group: Tensors) -> list[bool]:
+    """Whether each parameter is trained; the same on all processes, gradient or not."""
+    return [
+        p.requires_grad or g is not None
+        for p, g in zip(group.parameters, group.gradients, strict=True)
+    ]
+
+
+def _is_divisible(stage: Preconditioner, p: Tensor) -> bool:
+    """Whether P needs the parameter whole, and remembers nothing of it."""
+    if p.is_complex() or stage.elementwise(p):
+        return False
+    return not stage.create(local_part(p).new_empty(1).expand(p.shape))
+
+
+def _find_layout(p: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """The mesh of a DTensor and the tensor dimension that each of its dimensions cuts.
+
+    There are none of these for a layout that is not handled.
+    """
+    from torch.distributed.tensor import Shard
+
+    if p.device_mesh.get_coordinate() is None:
+        return p.device_mesh, ()  # this process is not part of the mesh
+    shards: list[int | None] = []
+    for placement in p.placements:
+        if placement.is_replicate():
+            shards.append(None)
+        elif type(placement) is Shard:  # not a strided one, nor a sum that is pending
+            shards.append(placement.dim % p.ndim)
+        else:
+            return p.device_mesh, ()
+    return p.device_mesh, tuple(shards)
+
+
+# ------------------------------------------------------------------ meshes
+
+
+def _count_processes(mesh: Any) -> int:
+    return int(mesh.size())  # a DeviceMesh and a process group both have it
+
+
+def _make_part(
+    mesh: Any,
+    parameters: tuple[Tensor, ...],
+    stages: tuple[Preconditioner, ...],
+    matrices: tuple[Matrix, ...],
+) -> Part:
+    if hasattr(mesh, "get_coordinate"):
+        place = list(mesh.get_coordinate())
+        lines = [_find_line(mesh, d, place) for d in range(mesh.ndim)]
+    else:
+        place = [distributed.get_rank(mesh)]
+        ranks = tuple(distributed.get_process_group_ranks(mesh))
+        lines = [Line(mesh, tuple(range(len(ranks))), ranks)]
+    plan = make_plan(matrices, [len(line.ranks) for line in lines], place)
+    return Part(parameters, stages, matrices, plan, tuple(lines))
+
+
+def _find_line(mesh: Any, dimension: int, place: Sequence[int]) -> Line:
+    """The processes that differ from this one in one coordinate; their group may be sorted."""
+    index = tuple(slice(None) if d == dimension else c for d, c in enumerate(place))
+    ranks = tuple(mesh.mesh[index].tolist())
+    group = mesh.get_group(dimension)
+    order = tuple(map(ranks.index, distributed.get_process_group_ranks(group)))
+    return Line(group, order, ranks)
+
+
+def _lay_out_like(given: Tensor, direction: Tensor) -> Tensor:
+    """The direction with the dtype and memory format of the gradient."""
+    if direction.stride() == given.stride() and direction.dtype is given.dtype:
+        return direction
+    result: Tensor = torch.empty_like(given).copy_(direction)
+    return result
