@@ -56,7 +56,7 @@ class DistanceTracker:
     def reduce(
         self, sharding: Sharding, groups: list[Tensors], flag: Tensor | None
     ) -> Tensor | None:
-        """Learn r² and the flag from all processes: the only communication of a step."""
+        """Learn r² and the flag from all processes."""
         forces = has_forces(self._store.groups[0])
         if forces and not sharding.sums_are_known:
             self._backend.measure(sharding.split(groups), sharding.sums)
