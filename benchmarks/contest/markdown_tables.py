@@ -9,9 +9,9 @@ from benchmarks.contest.entrants import ContestLedger
 from benchmarks.contest.summary import BatchSummary, EntrantRow, average, scores_by_seed
 from neumann.lab.studies.statistics import mean_interval
 
-HEADS = ["optimizer", "lr, decay, momentum", "held out, %", "tested, %", "n", "vs. best peer", "p"]
-HEADS += ["running statistics, %", "steps to 90 %", "s per run", "lr within a point"]
-ALIGN = "llrrrrrrrrl"
+HEADS = ["optimizer", "lr, decay, momentum", "held out, %", "tested, %", "n", "vs. best peer"]
+HEADS += ["p (Holm)", "running statistics, %", "s per run", "lr within a point"]
+ALIGN = "llrrrrrrrl"
 
 
 def format_tested(ledger: ContestLedger) -> str:
@@ -28,7 +28,8 @@ def format_tested(ledger: ContestLedger) -> str:
         row.append(format_cell(average(runs, "accuracy"), "{:.2f}"))
         row.append(format_cell(average(runs, "train_loss"), "{:.3f}"))
         rows.append(row)
-    return format_table(heads, "lrllrrrr", rows)
+    count = sum(key.stage == "final" for key in ledger.runs)
+    return f"{format_table(heads, 'lrllrrrr', rows)}\n\n{len(rows)} settings, {count} runs"
 
 
 def format_summaries(found: Mapping[str, Sequence[BatchSummary]]) -> str:
@@ -51,7 +52,7 @@ def format_summary(rows: Sequence[EntrantRow]) -> str:
 
 
 def format_overview(summaries: Sequence[BatchSummary]) -> str:
-    """All batch sizes in one table: accuracies, and the steps to 90 % in brackets."""
+    """The accuracies at all batch sizes in one table."""
     tested = [s for s in summaries if any(row["scores"] for row in s["rows"])]
     steps = [max(row["steps"] or 0 for row in s["rows"]) for s in tested]
     heads = [f"batch {s['batch']}, {n} steps" for s, n in zip(tested, steps, strict=True)]
@@ -73,18 +74,15 @@ def _format_row(row: EntrantRow) -> list[str]:
         _format_interval(interval),
         str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
         format_difference(difference.get("mean"), difference.get("low"), difference.get("high")),
-        format_cell(difference.get("p"), "{:.2g}"),
+        format_cell(difference.get("p_holm"), "{:.2g}"),
         format_cell(row["with_training_statistics"], "{:.2f}"),
-        format_cell(row["steps_to_target"], "{:g}"),
         format_cell(row["seconds"], "{:.1f}"),
         "" if lrs is None else f"{lrs['low']:.3g} to {lrs['high']:.3g}, {lrs['octaves']:g} octaves",
     ]
 
 
 def _format_tested_cell(row: EntrantRow | None) -> str:
-    if row is None:
-        return ""
-    return _format_interval(row["interval"]) + format_cell(row["steps_to_target"], " ({:g})")
+    return "" if row is None else _format_interval(row["interval"])
 
 
 def _format_name(row: EntrantRow) -> str:

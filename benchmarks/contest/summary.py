@@ -1,18 +1,25 @@
 """What the contest has found: the tested winners of each batch size beside the best peer.
 
 The best peer is the competing optimizer with the best held-out score; those tuned at full length
-come first. Differences to it are paired by seed. A run that diverged has no score; it is counted.
+come first. Differences to it are paired by seed, and p is corrected for all comparisons at once. A
+run that diverged has no score; it is counted.
 """
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.common.ledger import MissingRunError, Run
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
 from benchmarks.contest.tuning import FINAL_EPOCHS, Search, Tuning
-from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
+from neumann.lab.studies.statistics import (
+    correct_by_holm,
+    mean_interval,
+    paired_difference,
+    select_common_seeds,
+)
 
 EntrantRow = dict[str, Any]  # an entrant at one batch size, as in results/large-batch.json
 BatchSummary = dict[str, Any]  # model, batch, best_peer, and the rows of all entrants
@@ -40,6 +47,16 @@ def summarize(
     return {"model": model, "batch": tuning.batch, "best_peer": name, "rows": rows}
 
 
+def correct_for_all(found: Mapping[str, Sequence[BatchSummary]]) -> int:
+    """Correct p for all comparisons of a contest at once (Holm). Returns their number."""
+    rows = [row for summaries in found.values() for s in summaries for row in s["rows"]]
+    compared = [row["difference"] for row in rows if (row["difference"] or {}).get("p") is not None]
+    corrected = correct_by_holm([difference["p"] for difference in compared])
+    for difference, p in zip(compared, corrected, strict=True):
+        difference["p_holm"] = p
+    return len(compared)
+
+
 def scores_by_seed(runs: dict[int, Run]) -> dict[int, float]:
     """Accuracies in %; NaN for a run that diverged."""
     return {
@@ -59,7 +76,6 @@ def _make_row(
     tested = ledger.find_seeds(replace(chosen, stage="final", epochs=FINAL_EPOCHS))
     runs = {seed: run for seed, run in tested.items() if seed >= first_seed}
     scores = scores_by_seed(runs)
-    reached: list[Any] = [run.get("steps_to_target") for run in runs.values()]
     return {
         "entrant": chosen.entrant,
         "ours": ENTRANTS[chosen.entrant].ours,
@@ -70,8 +86,6 @@ def _make_row(
         "interval": asdict(mean_interval(list(scores.values()))),
         "with_training_statistics": average(runs, "accuracy"),
         "steps": next((run.get("steps") for run in runs.values()), None),
-        # The median over seeds; None if a seed missed the target.
-        "steps_to_target": None if None in reached or not reached else statistics.median(reached),
         "seconds": _find_seconds(ledger, chosen),
         "range": _find_range(ledger, chosen, search_epochs),
         "difference": None,  # to the best peer

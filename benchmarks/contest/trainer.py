@@ -5,7 +5,6 @@ The weights after the last step count. BatchNorm statistics are gathered at thos
 after 72 or 144 steps the running ones still remember older weights; both accuracies are recorded.
 """
 
-import json
 import math
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -21,8 +20,6 @@ from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
-
-TARGET = 90.0  # %, for the number of steps that a run needs to reach it
 
 
 def create_training_parser(
@@ -65,20 +62,17 @@ class Trainer:
             self._datasets[config.held_out] = open_dataset(config)
         training = Training(config, Process(), self._datasets[config.held_out])
         with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder) / "run"
             try:
-                summary = self.fit(key, training, run)
+                summary = self.fit(key, training, Path(folder) / "run")
             except Diverged as error:
                 print(f"{describe(key)}  diverged in step {error.step}", flush=True)
                 return {"accuracy": 0.0, "recalibrated": None, "diverged": error.step}
-            reached = find_steps_to(TARGET, run / "metrics.jsonl")
         result = {
             "accuracy": summary.accuracy,
             "recalibrated": summary.accuracy_recalibrated,
             "train_loss": summary.train_loss,
             "seconds": summary.seconds,
             "steps": summary.steps,
-            "steps_to_target": reached,
         }
         outcome = f"{read_accuracy(result):.2f} %  {summary.seconds:.1f} s"
         print(f"{describe(key)}  {outcome}", flush=True)
@@ -109,16 +103,6 @@ class Trainer:
             # A large batch keeps the GPU busy anyway; a graph would only hold on to its memory.
             cuda_graph="auto" if key.batch < 8192 else "off",
         ).resolve()
-
-
-def find_steps_to(target: float, metrics: Path) -> int | None:
-    """The steps after which an evaluation reached the accuracy for the first time."""
-    for line in map(json.loads, metrics.read_text().splitlines()):
-        score = line.get("accuracy_recalibrated")
-        score = line.get("accuracy") if score is None else score
-        if line["kind"] == "epoch" and score is not None and score >= target:
-            return int(line["step"])
-    return None
 
 
 def describe(key: RunKey) -> str:

@@ -21,7 +21,6 @@ def row(entrant, mean, *, ours=False, **changes):
         "difference": None,
         "with_training_statistics": None,
         "steps": 144,
-        "steps_to_target": None,
         "seconds": None,
         "range": None,
         **changes,
@@ -36,7 +35,7 @@ def untested(entrant):
 SMALL = {"batch": 512, "rows": [row("LAMB", 93.0), row("LARS", 93.5), row("Muon", 94.0)]}
 LARGE = {
     "batch": 8192,
-    "rows": [row("LAMB", 88.0), row("Muon", 94.1, steps_to_target=120.0), untested("LARS")],
+    "rows": [row("LAMB", 88.0), row("Muon", 94.1), untested("LARS")],
 }
 FURTHER = {"batch": 16384, "rows": [untested("Muon")]}
 
@@ -45,21 +44,22 @@ def test_overview_lists_the_tested_best_first():
     assert format_overview([SMALL, LARGE, FURTHER]).splitlines() == [
         "| test accuracy, % | batch 512, 144 steps | batch 8192, 144 steps |",
         "| --- | --: | --: |",
-        "| Muon | 94.00 ± 0.10 | 94.10 ± 0.10 (120) |",
+        "| Muon | 94.00 ± 0.10 | 94.10 ± 0.10 |",
         "| LAMB | 93.00 ± 0.10 | 88.00 ± 0.10 |",
         "| LARS | 93.50 ± 0.10 |  |",
     ]
 
 
 def test_empty_columns_are_left_out():
-    difference = {"mean": -0.5, "low": -0.7, "high": -0.3, "p": 0.001}
+    difference = {"mean": -0.5, "low": -0.7, "high": -0.3, "p": 0.001, "p_holm": 0.002}
     rows = [row("Neumann spectral", 93.5, ours=True, difference=difference), row("Muon", 94.0)]
     assert format_summary(rows).splitlines() == [
-        "| optimizer | lr, decay, momentum | held out, % | tested, % | n | vs. best peer | p |",
+        "| optimizer | lr, decay, momentum | held out, % | tested, % | n | vs. best peer "
+        "| p (Holm) |",
         "| --- | --- | --: | --: | --: | --: | --: |",
         "| Muon | 0.04, 2, 0.6 | 94.00 | 94.00 ± 0.10 | 5 |  |  |",
         "| **Neumann spectral** | 0.04, 2, 0.6 | 94.00 | 93.50 ± 0.10 | 5 "
-        "| −0.50 [−0.70, −0.30] | 0.001 |",
+        "| −0.50 [−0.70, −0.30] | 0.002 |",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, Setting
 from benchmarks.contest.markdown_tables import format_summaries, format_tested
-from benchmarks.contest.summary import summarize
+from benchmarks.contest.summary import correct_for_all, summarize
 from benchmarks.contest.tuning import Search, Tuning
 from tests.support.contest_scores import MUON, FakeContest, landscape
 
@@ -42,7 +42,7 @@ def test_all_stages(tmp_path):
         entrant = ENTRANTS[key.entrant]
         factor = 2.0 if key.model == "resnet18" else 1.0
         found = landscape(entrant.lr * factor, decay=entrant.decays[1])(key) + key.seed / 10
-        return {"accuracy": 1.0, "recalibrated": found, "seconds": 2.0, "steps_to_target": 9}
+        return {"accuracy": 1.0, "recalibrated": found, "seconds": 2.0}
 
     fake = FakeContest(tmp_path / "runs.jsonl", result, entrants=("Muon", "Neumann spectral"))
     ledger, contest, trained = fake.ledger, fake.contest, fake.trained
@@ -89,7 +89,7 @@ def test_comparison_is_with_the_best_peer_on_held_out_images(tmp_path):
         for seed, value in enumerate(scores):
             key = RunKey("final", "resnet9", 8192, 24, name, setting, seed)
             result = {"accuracy": 50.0, "recalibrated": value, "steps": 144}
-            ledger.add(key, {**result, "steps_to_target": None if seed else 100})
+            ledger.add(key, result)
         key = RunKey("time", "resnet9", 8192, 4, name, setting)
         ledger.add(key, {"accuracy": 50.0, "recalibrated": 1.0, "seconds": 2.0})
     found = summarize(ledger, tuning)
@@ -102,9 +102,14 @@ def test_comparison_is_with_the_best_peer_on_held_out_images(tmp_path):
     assert rows["Muon"]["difference"] is None
     assert rows["Muon"]["seconds"] == 12.0
     assert rows["Muon"]["range"]["octaves"] == 2.0
-    assert rows["Muon"]["steps_to_target"] is None
     later = {row["entrant"]: row for row in summarize(ledger, tuning, first_seed=1)["rows"]}
     assert later["Neumann spectral"]["difference"]["mean"] == pytest.approx(0.7)
+    assert correct_for_all({"resnet9": [found]}) == 2
+    lower, higher = sorted(row["difference"]["p"] for row in found["rows"] if row["difference"])
+    assert {row["difference"]["p_holm"] for row in found["rows"] if row["difference"]} == {
+        2 * lower,
+        max(2 * lower, higher),
+    }
     text = format_summaries(
         {"resnet9": [found], "resnet18": [summarize(ledger, tuning, "resnet18")]}
     )
@@ -139,4 +144,6 @@ def test_all_tested_settings_are_listed(tmp_path):
     assert format_tested(ledger).splitlines()[2:] == [
         "| resnet9 | 8192 | Muon | 0.04, 0.7, 0.6 | 91.00 ± 12.71 | 2 | 50.00 | 0.150 |",
         "| resnet9 | 8192 | Muon | 0.3, 0.7, 0.6 | 80.00 | 1 | 50.00 | 0.100 |",
+        "",
+        "2 settings, 3 runs",
     ]

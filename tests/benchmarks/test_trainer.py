@@ -8,7 +8,7 @@ import pytest
 from benchmarks.common.ledger import Runner
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.stages import Contest
-from benchmarks.contest.trainer import Trainer, find_steps_to
+from benchmarks.contest.trainer import Trainer
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
@@ -57,22 +57,6 @@ def test_training_records_a_run(tmp_path):
     run = runner.finish(key)
     assert read_accuracy(run) > 90
     assert run["steps"] == 4 * (1437 // 64)
-    assert run["steps_to_target"] in {k * run["steps"] // 4 for k in (2, 4)}
-
-
-def test_steps_to_target_are_those_of_the_first_epoch_that_reaches_it(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    lines = [
-        {"kind": "step", "step": 1, "accuracy": 99.0},
-        {"kind": "epoch", "step": 10, "accuracy": 95.0, "accuracy_recalibrated": 89.9},
-        {"kind": "epoch", "step": 15},
-        {"kind": "epoch", "step": 20, "accuracy": 50.0, "accuracy_recalibrated": 90.0},
-        {"kind": "epoch", "step": 30, "accuracy": 92.0, "accuracy_recalibrated": None},
-    ]
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert find_steps_to(90.0, metrics) == 20
-    assert find_steps_to(91.0, metrics) == 30
-    assert find_steps_to(93.0, metrics) is None
 
 
 @pytest.mark.slow
