@@ -47,7 +47,8 @@ def stepped(optimizer, parameters, place, steps=range(STEPS), absent=()):
     for step in steps:
         for name, p in parameters.items():
             whole = p.full_tensor() if isinstance(p, DTensor) else p
-            gradient = place(name, 0.3 * whole.detach() + value(name, step + 1))
+            noise = value(name, step + 1).to(whole.device)
+            gradient = place(name, 0.3 * whole.detach() + noise)
             p.grad = None if name in absent and step == 2 else gradient
         optimizer.step()
 
@@ -65,27 +66,28 @@ def make_optimizer(parameters, names=SHAPES, **options):
     return Neumann(groups, **{"precondition": "spectral", **OPTIONS, **options})
 
 
-def alone(names=SHAPES, absent=(), **options):
-    parameters = {name: nn.Parameter(value(name, 0)) for name in names}
+def alone(names=SHAPES, absent=(), device="cpu", **options):
+    parameters = {name: nn.Parameter(value(name, 0).to(device)) for name in names}
     optimizer = make_optimizer(parameters, names, **options)
     stepped(optimizer, parameters, lambda name, gradient: gradient, absent=absent)
-    return {name: p.detach() for name, p in parameters.items()}
+    return {name: p.detach().cpu() for name, p in parameters.items()}
 
 
 class Layout:
     """Parameters laid out over all processes, and the options that go with them."""
 
-    def __init__(self, kind, names=SHAPES):
-        self.kind, self.options = kind, {}
+    def __init__(self, kind, names=SHAPES, device="cpu"):
+        self.kind, self.device, self.options = kind, device, {}
         if kind == "ddp":
             self.options = {"process_group": distributed.group.WORLD, "distributed": "owner"}
         else:
             processes = distributed.get_world_size()
             sizes = (processes,) if len(PLACEMENTS[kind]) == 1 else (2, processes // 2)
-            self.mesh = init_device_mesh("cpu", sizes)
+            self.mesh = init_device_mesh(device, sizes)
         self.parameters = {n: nn.Parameter(self.place(n, value(n, 0))) for n in names}
 
     def place(self, name, tensor):
+        tensor = tensor.to(self.device)
         if self.kind == "ddp":
             return tensor
         placements = PLACEMENTS[self.kind]
@@ -95,7 +97,8 @@ class Layout:
 
     def whole(self):
         named = self.parameters.items()
-        return {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach() for n, p in named}
+        wholes = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in named}
+        return {name: tensor.detach().cpu() for name, tensor in wholes.items()}
 
 
 @contextmanager
@@ -124,7 +127,7 @@ def counted():
         counts["collectives"] += 1
         return distributed.broadcast(tensor, source, group=group, async_op=async_op)
 
-    watched = mock.Mock(wraps=distributed)
+    watched = mock.Mock(wraps=distributed, ReduceOp=distributed.ReduceOp)
     watched.all_to_all_single, watched.broadcast = all_to_all_single, broadcast
     with (
         mock.patch.object(arithmetic, "orthogonalize", orthogonalize),
@@ -133,9 +136,9 @@ def counted():
         yield counts
 
 
-def spread(kind, names=SHAPES, round_bytes=0, absent=(), **options):
+def spread(kind, names=SHAPES, round_bytes=0, absent=(), device="cpu", **options):
     """The run of `alone` over all processes; small rounds, so that there are several."""
-    layout = Layout(kind, names)
+    layout = Layout(kind, names, device)
     with mock.patch.object(ownership, "ROUND_BYTES", round_bytes), counted() as counts:
         optimizer = make_optimizer(layout.parameters, names, **{**layout.options, **options})
         stepped(optimizer, layout.parameters, layout.place, absent=absent)

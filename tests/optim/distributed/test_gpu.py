@@ -11,6 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from neumann import Neumann
+from tests.support import divided_matrices
 from tests.support.process_group import ProcessGroup
 from tests.support.small_training import (
     BATCH,
@@ -193,6 +194,21 @@ def test_zero(both):
     expected = {k: v for k, v in on_host(outcome(trained())).items() if k.startswith("w ")}
     for ours in both.run(trained_with_zero):
         assert furthest(ours, expected) < 1e-12
+
+
+# ------------------------------------------------------------------ divided matrices
+
+
+@pytest.mark.parametrize("kind", ["flat", "columns", "ddp"])
+def test_two_ranks_of_one_gpu_share_the_matrices(both, kind):
+    """Batches of bfloat16 products: other companions in a batch may round differently."""
+    expected = divided_matrices.alone(device="cuda")
+    answers = both.run(divided_matrices.spread, kind, device="cuda")
+    for ours, counts, (plan,) in answers:
+        assert divided_matrices.largest_difference(ours, expected) < 0.01
+        assert counts["bytes"] == divided_matrices.STEPS * plan.bytes_sent
+    owned = [i for _, _, (plan,) in answers for i in plan.owned]
+    assert sorted(owned) == list(range(divided_matrices.MATRICES))
 
 
 # ------------------------------------------------------------------ one process

@@ -1,5 +1,6 @@
 """Each matrix is orthogonalized by one process, and all processes have the weights of one alone."""
 
+import copy
 import os
 import time
 from dataclasses import dataclass
@@ -275,6 +276,22 @@ def misused():
 
 def test_replicas_must_be_whole_and_have_parameters(two):
     two.run(misused)
+
+
+def divided_twice():
+    """Each process has another part of the parameters, as under ZeRO."""
+    p = nn.Parameter(value(["b", "ragged"][distributed.get_rank()], 0))
+    world = distributed.group.WORLD
+    optimizer = Neumann([p], 0.1, precondition="spectral", process_group=world, distributed="owner")
+    p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="the processes have different parameters"):
+        optimizer.step()
+    other = copy.deepcopy(optimizer)
+    return other.distributed, other.process_group is world
+
+
+def test_processes_with_different_parameters_are_refused(two):
+    assert two.run(divided_twice) == [("owner", True)] * 2
 
 
 # ------------------------------------------------------------------ a process that dies

@@ -12,6 +12,7 @@ If a process dies, the collectives raise on the others, after the timeout of the
 latest.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ class Exchange:
         return [
             _make_part(mesh, *zip(*entries, strict=True))
             for mesh, entries in found.items()
-            if _count_processes(mesh) > 1
+            if mesh.size() > 1  # a DeviceMesh and a process group both have it
         ]
 
 
@@ -324,10 +325,6 @@ def _find_layout(p: Any) -> tuple[Any, tuple[int | None, ...]]:
 # ------------------------------------------------------------------ meshes
 
 
-def _count_processes(mesh: Any) -> int:
-    return int(mesh.size())  # a DeviceMesh and a process group both have it
-
-
 def _make_part(
     mesh: Any,
     parameters: tuple[Tensor, ...],
@@ -342,7 +339,22 @@ def _make_part(
         ranks = tuple(distributed.get_process_group_ranks(mesh))
         lines = [Line(mesh, tuple(range(len(ranks))), ranks)]
     plan = make_plan(matrices, [len(line.ranks) for line in lines], place)
+    for line in lines:
+        _require_same(matrices, line.group, local_part(parameters[0]).device)
     return Part(parameters, stages, matrices, plan, tuple(lines))
+
+
+def _require_same(matrices: Sequence[Matrix], group: Any, device: torch.device) -> None:
+    """Raise on all processes unless they have the same matrices: they would wait for each other."""
+    digest = zlib.crc32(repr(matrices).encode())
+    ends = torch.tensor([digest, -digest], device=device)
+    distributed.all_reduce(ends, distributed.ReduceOp.MAX, group=group)
+    largest, smallest = ends.tolist()
+    if largest != -smallest:
+        raise RuntimeError(
+            "the processes have different parameters, in number, shape or order, so their matrices "
+            "cannot be divided: with ZeRO or pipeline stages leave distributed at None"
+        )
 
 
 def _find_line(mesh: Any, dimension: int, place: Sequence[int]) -> Line:
