@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners.cuda.symmetric_product import is_faster, multiply_by_transpose
+from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -77,15 +78,24 @@ def orthogonalize_batches(matrices: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def make_batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
-    """Which batches (b, m, n) of wide matrices to process together.
+    """Which batches (b, m, n) of wide matrices to process together; see `group_sizes`."""
+    if not matrices:
+        return []
+    sizes = {index: (len(m), m.shape[1], m.shape[2]) for index, m in matrices.items()}
+    return group_sizes(sizes, launch_cost(next(iter(matrices.values()))))
 
-    Those of equal shape; on a GPU also smaller ones, padded with zeros, if that costs less than a
-    batch of their own. There are never more zeros than numbers.
+
+def group_sizes(sizes: Mapping[int, tuple[int, int, int]], launching: float) -> list[list[int]]:
+    """Which batches of these sizes (b, m, n) to process together.
+
+    Those of equal shape; on a GPU, where another batch costs `launching` operations, also smaller
+    ones, padded with zeros, if that costs less than a batch of their own. There are never more
+    zeros than numbers.
     """
     kinds: dict[tuple[int, int], list[int]] = {}
-    for index, matrix in matrices.items():
-        kinds.setdefault((matrix.shape[1], matrix.shape[2]), []).append(index)
-    counts = {kind: sum(len(matrices[i]) for i in chosen) for kind, chosen in kinds.items()}
+    for index, (_, rows, columns) in sizes.items():
+        kinds.setdefault((rows, columns), []).append(index)
+    counts = {kind: sum(sizes[i][0] for i in chosen) for kind, chosen in kinds.items()}
     allowed = sum(rows * columns * counts[rows, columns] for rows, columns in kinds)
     found: list[list[int]] = []
     height = width = there = 0  # of the last batch
@@ -95,7 +105,7 @@ def make_batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
             wider = max(width, columns)
             zeros = height * (wider * (there + new) - width * there) - rows * columns * new
             work = height**2 * (wider * (there + new) - width * there) - rows**2 * columns * new
-            if zeros <= allowed and OPERATIONS * work < launch_cost(matrices[chosen[0]]):
+            if zeros <= allowed and OPERATIONS * work < launching:
                 found[-1] += chosen
                 width, allowed, there = wider, allowed - zeros, there + new
                 continue
@@ -107,6 +117,16 @@ def make_batches(matrices: Mapping[int, Tensor]) -> list[list[int]]:
 def launch_cost(matrix: Tensor) -> float:
     """Operations that the device could do while the kernels of another batch are launched."""
     return 2e10 if matrix.is_cuda else 0.0
+
+
+def split_wide(tensor: Tensor, view: MatrixView) -> tuple[list[Tensor], list[torch.Size]]:
+    """Batches (b, m, n) of the wide matrices in a tensor, and the shape (out, in, …) of each."""
+    if view == WHOLE:
+        return [_as_wide(tensor).unsqueeze(0)], [tensor.shape]
+    split = view.split(tensor)
+    flat = [batch.flatten(2) for batch in split]
+    wide = [batch.mT if batch.shape[1] > batch.shape[2] else batch for batch in flat]
+    return wide, [batch.shape[1:] for batch in split]
 
 
 def _stack(matrices: Sequence[Tensor]) -> Tensor:

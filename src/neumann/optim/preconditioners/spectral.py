@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from neumann.optim.preconditioners.batch_plan import measure_scale, orthogonalize_planned
 from neumann.optim.preconditioners.diagonal import Diagonal
 from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.preconditioners.momentum import Momentum
@@ -87,22 +88,33 @@ class Spectral:
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
         if self.view != WHOLE:
-            return self._apply_view(gradients)
-        matrices: dict[int, Tensor] = {}
+            return self._orthogonalize(gradients)
         rest: dict[int, dict[str, Tensor]] = {}
         for index, (gradient, state) in enumerate(zip(gradients, states, strict=True)):
             own = vector_state(state)  # also of a complex vector, which looks like a matrix here
             if own or not self._is_matrix(gradient):
                 rest[index] = own
-            else:
-                matrices[index] = gradient
-        found = orthogonalize_many(matrices)
+        matrices = [i for i in range(len(gradients)) if i not in rest]
+        directions = self._orthogonalize([gradients[i] for i in matrices])
+        if not rest:
+            return directions
+        found = dict(zip(matrices, directions, strict=True))
+        others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
+        found.update(zip(rest, others, strict=True))
+        return [found[i] for i in range(len(gradients))]
+
+    def _orthogonalize(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The scaled UVᵀ of the matrices in each gradient."""
+        if not torch.compiler.is_compiling():
+            planned = orthogonalize_planned(gradients, self.view, self.scale, self.scaling)
+            if planned is not None:
+                return planned
+        if self.view != WHOLE:
+            return self._orthogonalize_view(gradients)
+        found = orthogonalize_many(dict(enumerate(gradients)))
         if found:
-            scales = [self._size(matrices[i].shape) for i in found]
-            torch._foreach_mul_(list(found.values()), scales)
-        if rest:
-            others = self.vectors.apply([gradients[i] for i in rest], list(rest.values()))
-            found.update(zip(rest, others, strict=True))
+            scales = [self._size(g.shape) for g in gradients]
+            torch._foreach_mul_([found[i] for i in range(len(gradients))], scales)
         return [found[i] for i in range(len(gradients))]
 
     def _is_matrix(self, tensor: Tensor) -> bool:
@@ -111,14 +123,7 @@ class Spectral:
             return tensor.ndim >= 2 and tensor.numel() > 0 and not tensor.is_complex()
         return is_matrix(tensor)
 
-    def _size(self, shape: torch.Size) -> float:
-        """What the orthogonal matrix of a layer of this shape is multiplied by."""
-        outputs, channels, taps = shape[0], shape[1], shape[2:].numel()
-        if self.scaling == "rms":
-            return float(self.scale * max(outputs, channels * taps) ** 0.5)
-        return float(self.scale * (outputs / (channels * taps**0.5)) ** 0.5)
-
-    def _apply_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _orthogonalize_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Orthogonalize each matrix that the view finds, and put them back together."""
         split = [self.view.split(gradient) for gradient in gradients]
         batches = dict(enumerate(batch for parts in split for batch in parts))
@@ -139,6 +144,9 @@ class Spectral:
                 position += 1
             directions.append(torch.empty_like(gradient).copy_(self.view.join(results, gradient)))
         return directions
+
+    def _size(self, shape: torch.Size) -> float:
+        return measure_scale(self.scale, self.scaling, shape)
 
 
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,254 @@
+"""The plan of a step: which matrices form which batch, where they lie, and how they are scaled.
+
+All of this follows from the shapes and strides of the gradients. It is worked out once and kept, so
+that a step only looks up indices and strides. It needs few launches, too: each batch is gathered by
+one torch.cat (one for each shape of matrix if it is padded), and directions that must be copied to
+their layout are copied together for all tensors of that layout.
+
+The result has the bits of `orthogonalization.orthogonalize_many` and `orthogonalize_batches`, which
+remain for tracers and for layouts whose matrices no strides can describe.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from neumann.optim.preconditioners import orthogonalization
+from neumann.optim.preconditioners.matrix_view import MatrixView
+
+KEPT = 64  # plans: one for each list of shapes that a P is applied to
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Wide matrices inside every tensor of a layout."""
+
+    layout: int
+    count: int  # of matrices in a tensor
+    rows: int
+    columns: int
+    stride: Ints  # of the batch (count, rows, columns) in the tensor
+    offset: int
+    scale: float  # of their directions
+    first: int = 0  # position in the batch of the first tensor's
+
+    @property
+    def size(self) -> Ints:
+        return self.count, self.rows, self.columns
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tensors of one shape and one stride, all dense."""
+
+    indices: Ints
+    shape: Ints
+    stride: Ints
+    numel: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pieces that are orthogonalized together."""
+
+    size: Ints  # (matrices, rows, columns)
+    pieces: tuple[Piece, ...]  # in the order of the batch
+    padded: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    layouts: tuple[Layout, ...]
+    batches: tuple[Batch, ...]
+
+
+def orthogonalize_planned(
+    gradients: Sequence[Tensor], view: MatrixView, scale: float, scaling: str
+) -> list[Tensor] | None:
+    """The scaled UVᵀ of the matrices in each gradient, in its shape and strides.
+
+    Args:
+        gradients: tensors of one device and dtype, each with matrices as `view` says.
+        view: `WHOLE`, or where the matrices are.
+        scale: see `measure_scale`.
+        scaling: see `measure_scale`.
+
+    Returns:
+        One direction for each gradient; None if there is no plan for these layouts.
+    """
+    if not gradients:
+        return []
+    first = gradients[0]
+    plan = find_plan(
+        view,
+        scale,
+        scaling,
+        orthogonalization.launch_cost(first),
+        tuple([gradient.shape for gradient in gradients]),
+        tuple([gradient.stride() for gradient in gradients]),
+    )
+    return None if plan is None else _carry_out(plan, gradients)
+
+
+def measure_scale(scale: float, scaling: str, shape: torch.Size) -> float:
+    """What the orthogonal matrix of a layer of this shape (out, in, …) is multiplied by."""
+    outputs, channels, taps = shape[0], shape[1], shape[2:].numel()
+    if scaling == "rms":
+        return float(scale * max(outputs, channels * taps) ** 0.5)
+    return float(scale * (outputs / (channels * taps**0.5)) ** 0.5)
+
+
+@functools.lru_cache(KEPT)
+def find_plan(
+    view: MatrixView,
+    scale: float,
+    scaling: str,
+    launch_cost: float,
+    shapes: tuple[Ints, ...],
+    strides: tuple[Ints, ...],
+) -> Plan | None:
+    """The plan for gradients of these layouts; None if matrices cannot be described by strides."""
+    chosen: dict[tuple[Ints, Ints], list[int]] = {}
+    for index, layout in enumerate(zip(shapes, strides, strict=True)):
+        chosen.setdefault(layout, []).append(index)
+    layouts, pieces = [], []
+    for number, ((shape, stride), indices) in enumerate(chosen.items()):
+        found = _find_pieces(number, torch.Size(shape), stride, view, scale, scaling)
+        if found is None:
+            return None
+        layouts.append(Layout(tuple(indices), tuple(shape), stride, torch.Size(shape).numel()))
+        pieces += found
+    sizes = {
+        i: (len(layouts[p.layout].indices) * p.count, p.rows, p.columns)
+        for i, p in enumerate(pieces)
+    }
+    batches = []
+    for members in orthogonalization.group_sizes(sizes, launch_cost):
+        rows, columns = (max(sizes[i][side] for i in members) for side in (1, 2))
+        starts = itertools.accumulate((sizes[i][0] for i in members), initial=0)
+        placed = tuple(
+            replace(pieces[i], first=start) for i, start in zip(members, starts, strict=False)
+        )
+        total = sum(sizes[i][0] for i in members)
+        padded = any((p.rows, p.columns) != (rows, columns) for p in placed)
+        batches.append(Batch((total, rows, columns), placed, padded))
+    return Plan(tuple(layouts), tuple(batches))
+
+
+def _find_pieces(
+    number: int, shape: torch.Size, stride: Ints, view: MatrixView, scale: float, scaling: str
+) -> list[Piece] | None:
+    """The matrices of a tensor as strides, if it is dense and they need no copy."""
+    if not _is_dense(shape, stride):
+        return None
+    tensor = torch.empty_strided(shape, stride, device="meta")
+    wide, layers = orthogonalization.split_wide(tensor, view)
+    if not all(batch is tensor or batch._base is tensor for batch in wide):
+        return None
+    pieces = [
+        Piece(
+            layout=number,
+            count=batch.shape[0],
+            rows=batch.shape[1],
+            columns=batch.shape[2],
+            stride=batch.stride(),
+            offset=int(batch.storage_offset()),
+            scale=measure_scale(scale, scaling, layer),
+        )
+        for batch, layer in zip(wide, layers, strict=True)
+    ]
+    return _merge(pieces)
+
+
+def _merge(pieces: list[Piece]) -> list[Piece]:
+    """Parts of equal shape, one below the other, as one batch."""
+    first = pieces[0]
+    step = pieces[1].offset - first.offset if len(pieces) > 1 else 0
+    for number, piece in enumerate(pieces):
+        if piece.size != (1, first.rows, first.columns) or piece.stride[1:] != first.stride[1:]:
+            return pieces
+        if piece.offset != first.offset + number * step or piece.scale != first.scale:
+            return pieces
+    if len(pieces) == 1:
+        return pieces
+    return [replace(first, count=len(pieces), stride=(step, *first.stride[1:]))]
+
+
+def _is_dense(shape: Ints, stride: Ints) -> bool:
+    """Whether the elements fill one range of memory, in any order of the dimensions."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+# ------------------------------------------------------------------ a step
+
+
+def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
+    buffers: dict[int, Tensor] = {}  # by layout: the directions of its tensors, one after the other
+    scaled: list[Tensor] = []
+    scales: list[float] = []
+    for batch in plan.batches:
+        result = orthogonalization.orthogonalize(_gather(batch, plan, gradients))
+        for piece in batch.pieces:
+            scaled.append(_scatter(piece, plan.layouts[piece.layout], batch, result, buffers))
+            scales.append(piece.scale)
+    torch._foreach_mul_(scaled, scales)
+    found: list[Tensor | None] = [None] * len(gradients)
+    for number, layout in enumerate(plan.layouts):
+        for index, direction in zip(layout.indices, buffers[number].unbind(), strict=True):
+            found[index] = direction
+    return found  # type: ignore[return-value]  # every index is in one layout
+
+
+def _gather(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
+    """One batch. Rows and columns of zeros stay zeros and do not affect the others."""
+    sources: dict[tuple[int, int], list[Tensor]] = {}
+    for piece in batch.pieces:
+        own = sources.setdefault((piece.rows, piece.columns), [])
+        size, stride, offset = piece.size, piece.stride, piece.offset
+        for index in plan.layouts[piece.layout].indices:
+            gradient = gradients[index]
+            own.append(gradient.as_strided(size, stride, gradient.storage_offset() + offset))
+    if not batch.padded:
+        (alike,) = sources.values()
+        return torch.cat(alike)
+    stack = gradients[0].new_zeros(batch.size)
+    first = 0
+    for (rows, columns), alike in sources.items():
+        end = first + sum([len(source) for source in alike])
+        torch.cat(alike, out=stack[first:end, :rows, :columns])
+        first = end
+    return stack
+
+
+def _scatter(
+    piece: Piece, layout: Layout, batch: Batch, result: Tensor, buffers: dict[int, Tensor]
+) -> Tensor:
+    """Put the directions of a piece where its layout has them; returns them for scaling."""
+    tensors, numel = len(layout.indices), layout.numel
+    _, rows, columns = batch.size
+    area = rows * columns
+    size, stride = (tensors, *piece.size), (numel, *piece.stride)
+    start = result.storage_offset() + piece.first * area
+    in_place = (area * piece.count, area, columns, 1)
+    if stride == in_place and piece.size[1:] == (rows, columns):
+        whole = result.as_strided((tensors, *layout.shape), (numel, *layout.stride), start)
+        buffers[piece.layout] = whole
+        return whole
+    if piece.layout not in buffers:
+        buffers[piece.layout] = result.new_empty_strided(
+            (tensors, *layout.shape), (numel, *layout.stride)
+        )
+    place = buffers[piece.layout].as_strided(size, stride, piece.offset)
+    place.copy_(result.as_strided(size, in_place, start))
+    # All of a buffer, if there is nothing else in it: foreach prefers dense tensors.
+    return buffers[piece.layout] if piece.count * piece.rows * piece.columns == numel else place
