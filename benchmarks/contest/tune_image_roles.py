@@ -118,7 +118,7 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def announce(point: Point) -> None:
         runner.run(make_key(point))
 
-    return search_recipe(arguments, {**START, "ramp": 0.03}, loss, announce)
+    return search_recipe(arguments, {**START, "output": 12.0, "ramp": 0.03}, loss, announce)
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:

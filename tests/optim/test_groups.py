@@ -103,11 +103,26 @@ def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
         return next(g["precondition"] for g in groups if g["role"] == "output")
 
     assert find().name == p
-    assert find().scale == (3.0 if p == "spectral" else 45.0 / 8)
+    assert find().scale == (12.0 if p == "spectral" else 45.0 / 8)
     given = {"output": RoleOptions("spectral", decay=True)}
     assert find(options=given).name == "spectral"
     twice = {"output": DEFAULTS["output"].scaled_by(2.0)}
     assert find(options=twice).scale == 2 * find().scale
+
+
+def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
+    """Modules without parameters and containers in between do not count."""
+
+    def find(*layers):
+        groups = param_groups(nn.Sequential(nn.Linear(8, 8), *layers))
+        return next(g["precondition"].scale for g in groups if g["role"] == "output")
+
+    head = nn.Sequential(nn.Dropout(), nn.Linear(8, 4))
+    assert find(head) == 12.0
+    assert find(nn.LayerNorm(8), nn.Identity(), head) == 3.0
+    assert find(nn.RMSNorm(8, elementwise_affine=False), head) == 3.0
+    assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 12.0
+    assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 12.0
 
 
 def test_options_for_a_vocabulary_have_none_of_their_own():

@@ -37,10 +37,12 @@ class RoleOptions:
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
     per_input: bool = False  # divide the scale by the number of a layer's inputs
+    normalized: float = 1.0  # multiplies the scale of an output layer right after a layer norm
     vocabulary: "RoleOptions | None" = None  # for an output layer over tokens, if not these
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
+        require_positive("normalized", self.normalized)
         own = self.vocabulary
         good = own is None or (isinstance(own, RoleOptions) and own.vocabulary is None)
         require(good, "vocabulary", own, "None or a RoleOptions without a `vocabulary` of its own")
@@ -53,9 +55,10 @@ class RoleOptions:
         own = None if self.vocabulary is None else self.vocabulary.scaled_by(factor)
         return replace(self, scale=self.scale * factor, vocabulary=own)
 
-    def make_preconditioner(self, inputs: int) -> Preconditioner:
+    def make_preconditioner(self, inputs: int, normalized: bool = False) -> Preconditioner:
         """P with the scale built in, so that every scheduler may set one learning rate for all."""
         scale = self.scale / inputs if self.per_input else self.scale
+        scale *= self.normalized if normalized else 1.0
         chosen = self.precondition
         if isinstance(chosen, str):
             known = ", ".join(map(repr, NAMED))
@@ -75,10 +78,10 @@ class RoleOptions:
 
 # One learning rate for all roles and widths. A step changes the outputs of a hidden layer by the
 # same amount whatever its shape, and each element of an embedding or a vector by the same amount.
-# An output layer over a few classes is a matrix like any other, at a higher rate. In one over a
-# vocabulary most rows rarely see their token; there each element takes steps of its own size, and
-# the scores change by the same amount whatever the number of inputs. docs/recipe.md says where the
-# numbers come from.
+# An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
+# inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
+# token; there each element takes steps of its own size, and the scores change by the same amount
+# whatever the number of inputs. docs/recipe.md says where the numbers come from.
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
 DEFAULTS: Mapping[str, RoleOptions] = {
@@ -87,7 +90,8 @@ DEFAULTS: Mapping[str, RoleOptions] = {
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
-        scale=3.0,
+        scale=12.0,
+        normalized=0.25,
         vocabulary=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
     ),
     VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05),
@@ -169,7 +173,7 @@ def param_groups(
         if given.vocabulary is not None and _is_over_tokens(assignment, vocabularies):
             given = given.vocabulary
         inputs = _count_inputs(assignment) if given.per_input else 1
-        made = given.make_preconditioner(inputs)
+        made = given.make_preconditioner(inputs, assignment.normalized)
         if assignment.view != WHOLE and isinstance(made, Spectral):
             made = replace(made, view=assignment.view)
         options_of: dict[str, Any] = {"role": assignment.role, "precondition": made}

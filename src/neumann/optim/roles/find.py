@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
 from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
-from neumann.optim.roles.outputs import find_outputs
+from neumann.optim.roles.outputs import find_outputs, follows_layer_norm
 from neumann.optim.roles.places import Place, find_places, is_matrix_module
 from neumann.optim.roles.views import find_view
 
@@ -45,6 +45,7 @@ class Assignment:
     parameter: Tensor
     role: str
     view: MatrixView = WHOLE
+    normalized: bool = False  # an output layer right after a layer norm
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def find_roles(
                     "no matrix; make it a vector, or let the pattern match weights alone"
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)
-        found.append(Assignment(own.name, own.parameter, role, view))
+        normalized = role == OUTPUT and follows_layer_norm(own.places[0][0], places)
+        found.append(Assignment(own.name, own.parameter, role, view, normalized))
     return found
 
 

@@ -42,6 +42,17 @@ def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
     return outputs
 
 
+def follows_layer_norm(place: Place, places: Sequence[Place]) -> bool:
+    """Whether the last module with a function of its own before this one is a layer norm."""
+    for other in reversed(places[: places.index(place)]):
+        if re.search("LayerNorm|RMSNorm", type(other.module).__name__):
+            return True
+        is_leaf = not any(True for _ in other.module.children())
+        if is_leaf and any(True for _ in other.module.parameters()):
+            return False
+    return False
+
+
 def _ask(model: nn.Module) -> set[nn.Module] | None:
     """What an HF or timm model says; None if it does not say."""
     for method in ("get_output_embeddings", "get_classifier"):
