@@ -1,10 +1,6 @@
 """Each matrix is orthogonalized by one process, and all processes have the weights of one alone."""
 
-import copy
-import os
-import time
 from dataclasses import dataclass
-from datetime import timedelta
 
 import pytest
 import torch
@@ -14,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from neumann import Neumann
-from neumann.optim.preconditioners import NAMED, Momentum
+from neumann.optim.preconditioners import NAMED, Momentum, Spectral
 from neumann.optim.preconditioners.apply import precondition
 from tests.support.divided_matrices import (
     LAYOUTS,
@@ -28,7 +24,6 @@ from tests.support.divided_matrices import (
     stepped,
     value,
 )
-from tests.support.programs import copying_context
 
 TOLERANCE = 1e-6  # Newton–Schulz works in float32, in batches that may differ
 
@@ -54,6 +49,7 @@ def check_shared_work(ranks, kind):
             assert largest_difference(ours, expected) < TOLERANCE
             assert counts["bytes"] == STEPS * plan.bytes_sent
             assert (len(plan.rounds) > 1) == (round_bytes == 0)
+            assert all(torch.equal(ours[name], w) for name, w in answers[0][0].items())
         # Each exactly once; "a" holds two.
         assert sum(c["matrices"] for _, c, _ in answers) == STEPS * (MATRICES + 1)
         owned = [i for _, _, (plan,) in answers for i in plan.owned]
@@ -77,6 +73,45 @@ def test_fewer_matrices_than_processes(four, kind):
     for ours, _, _ in answers:
         assert largest_difference(ours, expected) < TOLERANCE
     assert sorted(c["matrices"] for _, c, _ in answers) == [0, 0, STEPS, STEPS]
+
+
+def changing(kind, convolves):
+    """Dtypes and memory formats beside each other; one is frozen, another joins, P changes."""
+    place = (lambda name, x: x) if kind is None else Layout(kind).place
+    given = {} if kind is None else Layout(kind).options
+
+    def make(name, dtype=torch.float32):
+        return nn.Parameter(place(name, value(name, 0).to(dtype)))
+
+    parameters = {"b": make("b"), "c": make("c", torch.bfloat16), "tall": make("tall")}
+    if convolves:
+        filters = value("filters", 0).to(memory_format=torch.channels_last)
+        parameters["filters"] = nn.Parameter(place("filters", filters))
+    optimizer = make_optimizer(parameters, list(parameters), **given)
+    for step in range(8):
+        if step == 2:
+            parameters["b"].requires_grad_(False)
+        if step == 4:
+            parameters["ragged"] = make("ragged")
+            optimizer.add_param_group({"params": [("ragged", parameters["ragged"])]})
+        if step == 6:
+            optimizer.param_groups[0]["precondition"] = Spectral(scale=0.4)
+        for name, p in parameters.items():
+            gradient = value(name, step + 1).to(p.dtype)
+            if name == "filters":
+                gradient = gradient.to(memory_format=torch.channels_last)
+            p.grad = place(name, gradient) if p.requires_grad else None
+        optimizer.step()
+    wholes = {n: p.full_tensor() if kind == "flat" else p for n, p in parameters.items()}
+    return {name: p.detach().double() for name, p in wholes.items()}
+
+
+@pytest.mark.parametrize("kind", ["flat", "ddp"])
+def test_what_changes_between_steps(two, kind):
+    convolves = kind != "flat"  # DTensors are contiguous
+    expected = changing(None, convolves)
+    for ours in two.run(changing, kind, convolves):
+        assert all(torch.allclose(ours[n], expected[n], rtol=0, atol=1e-6) for n in ours)
 
 
 # ------------------------------------------------------------------ gradients that are missing
@@ -239,107 +274,3 @@ def test_strided_shards_are_left_to_all(four):
     (direction,) = NAMED["spectral"].apply([w * (1 + NAMED["spectral"].before.decay)], [{}])
     found = torch.cat([answers[rank][1] for rank in (0, 2, 1, 3)])
     assert torch.allclose(found, w - 0.1 * direction, atol=1e-6)
-
-
-# ------------------------------------------------------------------ the option
-
-
-@pytest.mark.parametrize("mode", [None, "owner", "replicated"])
-def test_one_process_needs_no_group(mode):
-    ours, expected = alone(distributed=mode), alone()
-    assert all(torch.equal(ours[name], expected[name]) for name in expected)
-
-
-def test_a_wrong_value_is_refused():
-    p = nn.Parameter(torch.ones(2, 2))
-    wanted = r"distributed must be None, 'owner' or 'replicated', got 'all'"
-    with pytest.raises(ValueError, match=wanted):
-        Neumann([p], lr=0.1, precondition="spectral", distributed="all")
-    with pytest.raises(ValueError, match="pass distributed to Neumann itself"):
-        Neumann([{"params": [p], "distributed": "owner"}], lr=0.1, precondition="spectral")
-
-
-def misused():
-    world = distributed.group.WORLD
-    sharded = Layout("flat").parameters.values()
-    with pytest.raises(ValueError, match="are replicas, but there are DTensors"):
-        Neumann(sharded, 0.1, precondition="spectral", process_group=world, distributed="owner")
-    with pytest.raises(ValueError, match="at least one parameter"):
-        Neumann(
-            [{"params": []}],
-            0.1,
-            precondition="spectral",
-            process_group=world,
-            distributed="owner",
-        )
-
-
-def test_replicas_must_be_whole_and_have_parameters(two):
-    two.run(misused)
-
-
-def divided_twice():
-    """Each process has another part of the parameters, as under ZeRO."""
-    p = nn.Parameter(value(["b", "ragged"][distributed.get_rank()], 0))
-    world = distributed.group.WORLD
-    optimizer = Neumann([p], 0.1, precondition="spectral", process_group=world, distributed="owner")
-    p.grad = torch.ones_like(p)
-    with pytest.raises(RuntimeError, match="the processes have different parameters"):
-        optimizer.step()
-    other = copy.deepcopy(optimizer)
-    return other.distributed, other.process_group is world
-
-
-def test_processes_with_different_parameters_are_refused(two):
-    assert two.run(divided_twice) == [("owner", True)] * 2
-
-
-# ------------------------------------------------------------------ a process that dies
-
-
-def outlive(rank, store, pipe):
-    """Rank 1 ends before its third step; the other has to notice."""
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=20),
-    )
-    layout = Layout("flat")
-    optimizer = make_optimizer(layout.parameters, cubic=0, repulsive=0)
-    stepped(optimizer, layout.parameters, layout.place, range(2))
-    if rank == 1:
-        os._exit(0)
-    weights = [p.to_local().clone() for p in layout.parameters.values()]
-    started = time.monotonic()
-    try:
-        optimizer.step()
-        pipe.send((None, 0, False))
-    except RuntimeError as error:
-        same = all(
-            torch.equal(old, p.to_local())
-            for old, p in zip(weights, layout.parameters.values(), strict=True)
-        )
-        pipe.send((str(error), time.monotonic() - started, same))
-
-
-def test_a_dead_process_is_an_error_for_the_others(tmp_path):
-    context = copying_context()
-    ours, theirs = context.Pipe()
-    processes = [
-        context.Process(target=outlive, args=(rank, tmp_path / "store", theirs), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        assert ours.poll(120)
-        error, seconds, same = ours.recv()
-        assert error
-        assert seconds < 25
-        assert same  # the update had not begun
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()

@@ -22,10 +22,12 @@ def trained(name, shape, **options):
     return outcome(optimizer)
 
 
-@pytest.mark.parametrize("name", PRECONDITIONED)
-def test_two_ranks_equal_one_process(two, name):
+@pytest.mark.parametrize(
+    ("name", "distributed"), [("diagonal", None), ("spectral", "owner"), ("spectral", "replicated")]
+)
+def test_two_ranks_equal_one_process(two, name, distributed):
     alone = outcome(trained_alone(precondition=name, foreach=True))
-    for ours in two.run(trained, name, FLAT, foreach=True):
+    for ours in two.run(trained, name, FLAT, foreach=True, distributed=distributed):
         assert furthest(ours, alone) < PRECONDITIONED[name]
 
 

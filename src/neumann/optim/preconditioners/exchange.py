@@ -13,7 +13,7 @@ latest.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,26 +155,22 @@ class Journey:
 
     def _pass(self, each: Round) -> Iterator[None]:
         """One round; yields whenever something is on its way, even if nothing of it is here."""
-        blocks = self._blocks
         for transfer in each.gathers:
-            pieces = [[self._take(b.matrix, b.shape) for b in to] for to in transfer.outgoing]
-            pending = self._send(each, transfer, pieces)
+            pending = self._send(each, transfer, self._collect(transfer))
             yield
-            arrived: dict[int, list[Tensor]] = {}
-            for matrix, piece in pending():
-                arrived.setdefault(matrix, []).append(piece)
-            for i, parts in arrived.items():
-                blocks[i] = torch.cat(parts, self._sharded(i, transfer.dimension))
+            self._join(transfer, pending())
+            del pending  # and its buffers with it
         self._apply_to_owned(each)
         for transfer in each.returns:
-            pieces = self._split(transfer)
-            pending = self._send(each, transfer, pieces)
+            pending = self._send(each, transfer, self._split(transfer))
             yield
-            blocks.update(pending())
+            self._blocks.update(pending())
+            del pending
         for share in each.shares:
-            arriving = self._spread(each, share)
+            pending = self._spread(each, share)
             yield
-            blocks.update(arriving())
+            self._blocks.update(pending())
+            del pending
 
     def _apply_to_owned(self, each: Round) -> None:
         by_stage: dict[int, list[int]] = {}
@@ -199,6 +195,18 @@ class Journey:
         cut = self._part.matrices[i].shards[dimension]
         assert cut is not None
         return cut
+
+    def _collect(self, transfer: Transfer) -> list[list[Tensor]]:
+        """The gradients that leave, for each coordinate."""
+        return [[self._take(b.matrix, b.shape) for b in to] for to in transfer.outgoing]
+
+    def _join(self, transfer: Transfer, arrived: Iterable[tuple[int, Tensor]]) -> None:
+        """Put the parts of each matrix together, which come in the order of coordinates."""
+        parts: dict[int, list[Tensor]] = {}
+        for i, part in arrived:
+            parts.setdefault(i, []).append(part)
+        for i, found in parts.items():
+            self._blocks[i] = torch.cat(found, self._sharded(i, transfer.dimension))
 
     def _split(self, transfer: Transfer) -> list[list[Tensor]]:
         """The directions that go back, in pieces for each coordinate."""
