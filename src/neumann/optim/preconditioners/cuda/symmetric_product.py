@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # Where the kernel runs: from these sizes on. Smaller products do not fill the device, and a launch
-# costs more than the operations saved. Set them by what benchmarks/step/symmetric_product.py shows.
+# costs more than the operations saved. benchmarks/step/time_symmetric_product.py shows where.
 LEAST_ROWS = 1024
 LEAST_RESULTS = 2048**2  # elements of the result, over the whole batch
 CAPABILITY = (8, 0)  # the first GPUs that multiply bfloat16

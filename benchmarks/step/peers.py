@@ -1,0 +1,144 @@
+"""Neumann's spectral form and the optimizers of its kind, as users of each would set them up.
+
+Neumann takes all parameters, by role. In every peer the hidden matrices go to Muon or SOAP and all
+other parameters (embeddings, output layer, biases, norms) to AdamW: the peer's own where it has
+one, torch's fused one elsewhere.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import neumann
+from neumann.optim.roles import HIDDEN, find_roles
+
+LR = 1e-6  # the values of the weights should stay what they are
+REFERENCE = "torch Muon"
+
+
+@dataclass
+class Stepping:
+    """Optimizers that step together, and the gradients that they are given."""
+
+    optimizers: list[torch.optim.Optimizer]
+    gradients: list[tuple[Tensor, Tensor]]  # of each parameter
+
+    def give_gradients(self) -> None:
+        """Before every step: a peer may drop them after its own."""
+        for p, gradient in self.gradients:
+            p.grad = gradient
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An optimizer to compare."""
+
+    name: str
+    build: Callable[[nn.Module], Stepping]
+    note: str  # who takes which parameters
+    package: str | None = None  # that it needs, beyond torch
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The hidden matrices, and everything else."""
+    found = find_roles(model)
+    hidden = [a.parameter for a in found if a.role == HIDDEN]
+    rest = [a.parameter for a in found if a.role != HIDDEN]
+    return hidden, rest  # type: ignore[return-value]  # they are the model's parameters
+
+
+def make_gradients(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Random gradients, kept with the parameters: all optimizers share them."""
+    for p in parameters:
+        if p.grad is None:
+            p.grad = 1e-3 * torch.randn_like(p)
+    return [(p, p.grad) for p in parameters if p.grad is not None]
+
+
+def build_neumann(model: nn.Module, **options: Any) -> Stepping:
+    gradients = make_gradients(list(model.parameters()))
+    fused = True if gradients[0][0].is_cuda else None
+    groups = neumann.param_groups(model)
+    return Stepping([neumann.Neumann(groups, lr=LR, fused=fused, **options)], gradients)
+
+
+def build_torch_muon(model: nn.Module) -> Stepping:
+    """Takes matrices alone, so convolutions are seen as out × (in·kh·kw), in the same memory."""
+    hidden, rest = split_parameters(model)
+    gradients = make_gradients(hidden)
+    flat = [nn.Parameter(p.detach().flatten(1)) for p in hidden]
+    seen = [(q, g.flatten(1)) for q, (_, g) in zip(flat, gradients, strict=True)]
+    muon: Any = torch.optim.Muon(flat, lr=LR)
+    return Stepping([muon, adamw(rest)], [*seen, *make_gradients(rest)])
+
+
+def build_heavyball(model: nn.Module, name: str) -> Stepping:
+    import heavyball
+
+    hidden, rest = split_parameters(model)
+    gradients = make_gradients([*hidden, *rest])
+    optimizer = getattr(heavyball, name)(hidden, lr=LR)
+    return Stepping([optimizer, adamw(rest)], gradients)
+
+
+def build_pytorch_optimizer(model: nn.Module) -> Stepping:
+    import pytorch_optimizer
+
+    hidden, rest = split_parameters(model)
+    groups = [
+        {"params": hidden, "lr": LR, "use_muon": True},
+        {"params": rest, "lr": LR, "use_muon": False},
+    ]
+    return Stepping([pytorch_optimizer.Muon(groups)], make_gradients([*hidden, *rest]))
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LR, fused=True)
+
+
+FUSED = "AdamW fused of torch takes all but the hidden matrices"
+PEERS = [
+    Peer("Neumann spectral", build_neumann, "takes all parameters, by role"),
+    Peer(
+        "Neumann spectral, bf16 state",
+        partial(build_neumann, state_dtype=torch.bfloat16),
+        "takes all parameters, by role",
+    ),
+    Peer(REFERENCE, build_torch_muon, f"{FUSED}; convolutions as matrices"),
+    Peer("heavyball Muon", partial(build_heavyball, name="Muon"), FUSED, "heavyball"),
+    Peer("heavyball SOAP", partial(build_heavyball, name="SOAP"), FUSED, "heavyball"),
+    Peer(
+        "pytorch_optimizer Muon",
+        build_pytorch_optimizer,
+        "its own AdamW takes all but the hidden matrices",
+        "pytorch_optimizer",
+    ),
+]
+
+
+def find_peers(only: Sequence[str]) -> tuple[list[Peer], dict[str, str]]:
+    """The peers whose name contains one of these words, and why others are left out."""
+    chosen = [p for p in PEERS if not only or any(word in p.name for word in only)]
+    missing: dict[str, str] = {}
+    for peer in chosen:
+        if peer.package is not None and importlib.util.find_spec(peer.package) is None:
+            missing[peer.name] = f"{peer.package} is not installed"
+        elif peer.name == REFERENCE and not hasattr(torch.optim, "Muon"):
+            missing[peer.name] = f"torch {torch.__version__} has no Muon"
+    return [p for p in chosen if p.name not in missing], missing
+
+
+def list_versions(peers: Sequence[Peer]) -> dict[str, str]:
+    """The versions of the packages that these peers come from."""
+    packages = {peer.package for peer in peers if peer.package is not None}
+    return {name: importlib.metadata.version(name) for name in sorted(packages)}
