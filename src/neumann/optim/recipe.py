@@ -33,7 +33,7 @@ RAMP = 0.03  # of the steps
 AUTO: Literal["auto"] = "auto"
 FORGETTING = 2.5  # lr · decay · steps
 FORGETTING_NORMALIZED = 10.0  # the same where a batch or group normalization follows most matrices
-LARGEST_DECAY = 0.2  # lr · decay: the share of a weight that one step may take away
+LARGEST_DECAY = 0.075  # lr · decay: the share of a weight that one step may take away
 
 
 def large_batch(
@@ -93,7 +93,7 @@ def choose_weight_decay(
     lr · decay · steps says how much of the early weights is forgotten by the end. Where a batch or
     group normalization follows most of the hidden matrices, their size has no effect on what the
     network computes, and forgetting more is better. In a run of very few steps the decay is lower:
-    a step takes away at most a fifth of a weight.
+    a step takes away at most 7.5 % of a weight.
 
     Args:
         model: as for `large_batch`.
