@@ -8,6 +8,8 @@ from torch import nn
 
 from neumann import Neumann
 from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, apply
+from neumann.optim.preconditioners.apply import precondition
+from tests.support.operations import count_operations
 from tests.support.preconditioned import CLOCK, FORMS, Signs, gradients, network, trained, weights
 
 
@@ -182,3 +184,19 @@ def test_an_object_that_a_checkpoint_replaces_is_named(saved_with):
     with pytest.warns(UserWarning, match=f"{message} {saved_with!r}"):
         other.load_state_dict(optimizer.state_dict())
     assert other.param_groups[0]["precondition"] == saved_with
+
+
+def test_narrow_state_is_widened_and_rounded_in_one_operation_each():
+    """Not in one for each tensor, which on a GPU would be a launch for each."""
+    parameters = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(5)]
+    options = {"precondition": "spectral", "state_dtype": torch.bfloat16, "foreach": True}
+    optimizer = Neumann(parameters, lr=0.1, **options)
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    with torch.no_grad():
+        counted = count_operations(lambda: precondition(optimizer._gather(), None, None))
+    assert counted["aten::_foreach_copy_"] == 2
+    assert counted["aten::_to_copy"] == counted["aten::copy_"] == 0
+    past = optimizer.state[parameters[0]]["preconditioner_past"]
+    assert past.dtype is torch.bfloat16
+    assert torch.equal(past, parameters[0].grad.to(torch.bfloat16))

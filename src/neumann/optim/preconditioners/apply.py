@@ -156,15 +156,17 @@ def _open_bucket(
     memory = [_memory_of(group.states[i], group.parameters[i], options) for i in chosen]
     kept = _list_tensors(memory)
     before = None if skip is None else [tensor.clone() for tensor in kept]
-    widened = [_widen_narrow(state, narrow) for state in memory]
-    return Bucket(group, chosen, wide, widened, _list_tensors(widened), kept, before)
+    widened = _widen_narrow(memory, narrow)
+    used = kept if widened is memory else _list_tensors(widened)
+    return Bucket(group, chosen, wide, widened, used, kept, before)
 
 
 def _close_bucket(bucket: Bucket, skip: Tensor | None, found: list[Tensor | None]) -> None:
     """Write P's state back, restored if the step is skipped, and the directions into `found`."""
-    for tensor, computed in zip(bucket.kept, bucket.used, strict=True):
-        if tensor is not computed:
-            tensor.copy_(computed)
+    if bucket.used is not bucket.kept:
+        pairs = zip(bucket.kept, bucket.used, strict=True)
+        written = [pair for pair in pairs if pair[0] is not pair[1]]
+        torch._foreach_copy_([kept for kept, _ in written], [computed for _, computed in written])
     if skip is not None and bucket.before:
         for tensor, old in zip(bucket.kept, bucket.before, strict=True):
             tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
@@ -210,14 +212,26 @@ def _widen(tensor: Any) -> Tensor:
     return real if real.dtype is torch.float32 else real.to(wide_dtype(real.dtype))
 
 
-def _widen_narrow(state: dict[str, Tensor], narrow: set[str]) -> dict[str, Tensor]:
-    """The state with the tensors that were narrowed in float32."""
-    return {
-        key: tensor.to(torch.float32)
-        if key in narrow and tensor.dtype is torch.bfloat16
-        else tensor
+def _widen_narrow(memory: list[dict[str, Tensor]], narrow: set[str]) -> list[dict[str, Tensor]]:
+    """The states with the tensors that were narrowed in float32; the same list if there are none.
+
+    All of them in one operation: one for each tensor would be a launch for each.
+    """
+    found = [
+        (place, key, tensor)
+        for place, state in enumerate(memory)
         for key, tensor in state.items()
-    }
+        if key in narrow and tensor.dtype is torch.bfloat16
+    ]
+    if not found:
+        return memory
+    sources = [tensor for _, _, tensor in found]
+    wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in sources]
+    torch._foreach_copy_(wide, sources)
+    widened = [dict(state) for state in memory]
+    for (place, key, _), tensor in zip(found, wide, strict=True):
+        widened[place][key] = tensor
+    return widened
 
 
 def _make_buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
@@ -267,11 +281,12 @@ def _memory_of(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> di
 
 
 def _strip_prefix(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {
-        key[len(PREFIX) :]: as_real(local_part(value))
-        for key, value in state.items()
-        if key.startswith(PREFIX)
-    }
+    own = {}
+    for key, value in state.items():
+        if key.startswith(PREFIX):
+            plain = type(value) is Tensor and not value.is_complex()  # as nearly all are
+            own[key[len(PREFIX) :]] = value if plain else as_real(local_part(value))
+    return own
 
 
 def _list_tensors(memory: Sequence[dict[str, Tensor]]) -> list[Tensor]:
