@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--heavyball-compile", choices=["default", "off"], default="default")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    peers, failed = find_peers(arguments.only)
+    peers, failed = find_peers(arguments.only, device)
     if not peers:
         raise SystemExit(f"--only must name one of {', '.join(p.name for p in PEERS)}")
     if arguments.heavyball_compile == "off" and any(p.package == "heavyball" for p in peers):

@@ -47,6 +47,7 @@ class Peer:
     build: Callable[[nn.Module], Stepping]
     note: str  # who takes which parameters
     package: str | None = None  # that it needs, beyond torch
+    on_cuda_only: bool = False
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -70,6 +71,30 @@ def build_neumann(model: nn.Module, **options: Any) -> Stepping:
     fused = True if gradients[0][0].is_cuda else None
     groups = neumann.param_groups(model)
     return Stepping([neumann.Neumann(groups, lr=LR, fused=fused, **options)], gradients)
+
+
+class CapturedStepping(Stepping):
+    """A step in a CUDA graph, replayed: what is left of it without the host."""
+
+    def __init__(self, stepping: Stepping) -> None:
+        super().__init__(stepping.optimizers, stepping.gradients)
+        self.give_gradients()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # builds tables and compiles kernels
+                super().step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            super().step()
+
+    def step(self) -> None:
+        self._graph.replay()
+
+
+def build_captured(model: nn.Module) -> Stepping:
+    return CapturedStepping(build_neumann(model, capturable=True))
 
 
 def build_torch_muon(model: nn.Module) -> Stepping:
@@ -114,6 +139,13 @@ PEERS = [
         partial(build_neumann, state_dtype=torch.bfloat16),
         "takes all parameters, by role",
     ),
+    Peer(
+        "Neumann spectral, captured",
+        build_captured,
+        "takes all parameters, by role; capturable=True, replayed as a CUDA graph, whose memory "
+        "counts as state",
+        on_cuda_only=True,
+    ),
     Peer(REFERENCE, build_torch_muon, f"{FUSED}; convolutions as matrices"),
     Peer("heavyball Muon", partial(build_heavyball, name="Muon"), FUSED, "heavyball"),
     Peer("heavyball SOAP", partial(build_heavyball, name="SOAP"), FUSED, "heavyball"),
@@ -126,9 +158,13 @@ PEERS = [
 ]
 
 
-def find_peers(only: Sequence[str]) -> tuple[list[Peer], dict[str, str]]:
+def find_peers(
+    only: Sequence[str], device: torch.device | str = "cpu"
+) -> tuple[list[Peer], dict[str, str]]:
     """The peers whose name contains one of these words, and why others are left out."""
     chosen = [p for p in PEERS if not only or any(word in p.name for word in only)]
+    if torch.device(device).type != "cuda":
+        chosen = [p for p in chosen if not p.on_cuda_only]
     missing: dict[str, str] = {}
     for peer in chosen:
         if peer.package is not None and importlib.util.find_spec(peer.package) is None:

@@ -54,7 +54,7 @@ def test_a_peer_that_fails_is_listed_and_the_others_go_on(tmp_path, monkeypatch)
 
     broken = peers.Peer("broken", fail, "takes nothing")
     chosen = [broken, peers.PEERS[0]]
-    monkeypatch.setattr(compare_muons, "find_peers", lambda only: (chosen, {"gone": "no wheel"}))
+    monkeypatch.setattr(compare_muons, "find_peers", lambda *given: (chosen, {"gone": "no wheel"}))
     arguments = ["--cases", "tiny", "--seconds", "0"]
     found = run(compare_muons, monkeypatch, tmp_path / "muons.json", *arguments)
     assert [row["name"] for row in found["rows"]] == ["Neumann spectral"]
