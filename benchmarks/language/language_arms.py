@@ -6,7 +6,7 @@ SOAP and NorMuon need pytorch_optimizer, and schedule-free AdamW needs schedulef
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.optim import AdamW, Optimizer
 from neumann import Neumann, param_groups
 from neumann.optim.groups import DEFAULTS, RoleOptions
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
+from neumann.optim.schedules import lr_factor
 
 RAMP = 0.03  # of the steps
 BOTH = ("embedding", "output")
@@ -34,6 +35,8 @@ class Setting:
     vector: float = 1.0  # of vectors
     output_before: float | None = None  # of the recipe's output layer, if it has its own
     cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
+    lead: str = ""  # a name in language_variants.VARIANTS; "" is the arm as it is
+    strength: float = 0.0  # of the lead
 
 
 def build_spectral(
@@ -69,23 +72,29 @@ def _build_by_role(
 def make_recipe(lr: float, decay: float) -> Setting:
     """What the recipe does today. Its scales are spelled out: other versions may have others."""
     output = DEFAULTS["output"].vocabulary or DEFAULTS["output"]  # of a layer over a vocabulary
-    scales = {"embedding": DEFAULTS["embedding"].scale, "output": output.scale}
-    return Setting("recipe", lr, decay, vector=DEFAULTS["vector"].scale, **scales)
+    embedding, vector = (DEFAULTS[role].scale for role in ("embedding", "vector"))
+    return Setting("recipe", lr, decay, embedding=embedding, output=output.scale, vector=vector)
 
 
-def build_recipe(model: nn.Module, setting: Setting) -> Neumann:
-    """The groups of `neumann.param_groups`, with the scales of the setting."""
+def build_recipe(
+    model: nn.Module,
+    setting: Setting,
+    change_hidden: Callable[[Any], Preconditioner] = lambda p: p,
+) -> Neumann:
+    """The groups of `neumann.param_groups`, with the scales of the setting.
+
+    `change_hidden` may put another P in place of that of the hidden matrices.
+    """
     options = {}
     for role, usual in DEFAULTS.items():
         chosen = usual.vocabulary or usual
         before = setting.before
         if role == "output" and setting.output_before is not None:
             before = setting.output_before
-        p: Any = chosen.precondition
+        p: Any = replace(cast(Any, chosen.precondition), before=Momentum(before))
         scale = getattr(setting, role, chosen.scale)
-        options[role] = replace(
-            chosen, precondition=replace(p, before=Momentum(before)), scale=scale
-        )
+        p = change_hidden(p) if role == "hidden" else p
+        options[role] = replace(chosen, precondition=p, scale=scale)
     groups = param_groups(model, options=options, weight_decay=setting.decay)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
 
@@ -258,6 +267,17 @@ _BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
     "adamw": build_adamw,
 }
 ARMS = (*_BUILDERS, *_BY_STEPS)
+
+
+def find_lr_factor(step: int, steps: int) -> float:
+    """The share of the peak learning rate in a step: a ramp, then a straight line to zero."""
+    return lr_factor(
+        "linear",
+        step,
+        total_steps=steps,
+        ramp_steps=max(1, round(RAMP * steps)),
+        steps_per_epoch=steps,
+    )
 
 
 def build_arm(model: nn.Module, setting: Setting, steps: int) -> Any:

@@ -18,12 +18,12 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.common.ledger import Ledger, Run, Runner
 from benchmarks.common.script import create_parser, describe_origin
-from benchmarks.language.language_arms import CONSTANT, RAMP, Setting, build_arm
+from benchmarks.language.language_arms import CONSTANT, Setting, find_lr_factor
+from benchmarks.language.language_variants import build_variant
 from neumann.lab.data import load
 from neumann.lab.data.dataset import Dataset
 from neumann.lab.data.windows import to_indices
 from neumann.lab.models import build
-from neumann.optim.schedules import lr_factor
 
 TESTED = ("test", "saving")  # stages that are scored on the test set, all others on validation
 MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
@@ -84,7 +84,7 @@ class LanguageTrainer:
             self._datasets[key.context] = self._load(key.context)
         dataset = self._datasets[key.context]
         model, compute_loss = self._prepare(key, dataset)
-        optimizer = build_arm(model, key.setting, key.steps)
+        optimizer = build_variant(model, key.setting, key.steps)
         peaks = [group["lr"] for group in optimizer.param_groups]
         rows = key.tokens_per_step // key.context
         micro = max(1, min(rows, MICRO_TOKENS // key.context))
@@ -95,13 +95,8 @@ class LanguageTrainer:
             if step == min(3, key.steps - 1):  # everything is compiled
                 self._synchronize()
                 started = time.perf_counter()
-            factor = lr_factor(
-                "constant" if key.setting.arm in CONSTANT else "linear",
-                step,
-                total_steps=key.steps,
-                ramp_steps=0 if key.setting.arm in CONSTANT else max(1, round(RAMP * key.steps)),
-                steps_per_epoch=key.steps,
-            )
+            constant = key.setting.arm in CONSTANT
+            factor = 1.0 if constant else find_lr_factor(step, key.steps)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
                 if key.setting.cooling:
@@ -192,9 +187,10 @@ def draw_batches(source: Any, rows: int, seed: int) -> Iterator[Tensor]:
 
 def describe(key: RunKey) -> str:
     s = key.setting
+    lead = f" {s.lead} {s.strength:g}" if s.lead else ""
     return (
         f"{key.stage:10} {key.model} {key.tokens_per_step}×{key.steps} {s.arm:18} lr {s.lr:<8.4g} "
         f"decay {s.decay:<5.3g} before {s.before} μ {s.momentum} "
         f"scales {s.embedding:g} {s.output:g} {s.vector:g} "
-        f"cooling {s.cooling:g} seed {key.seed}"
+        f"cooling {s.cooling:g}{lead} seed {key.seed}"
     )

@@ -1,6 +1,7 @@
 """What is tuned about each arm of the language benchmarks: coordinates, grids, starting points."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Runner
@@ -43,8 +44,9 @@ ORDER = ("lr", "decay", "output", "embedding", "momentum", "before", "cooling")
 
 def make_setting(arm: str, point: Point) -> Setting:
     """The setting at a point; rates become multiples of the learning rate."""
-    rest = {role: point[role] / point["lr"] for role in ("embedding", "output")}
-    return Setting(arm, **{**point, **rest})
+    values: dict[str, Any] = {**point}
+    values |= {role: point[role] / point["lr"] for role in ("embedding", "output")}
+    return Setting(arm, **values)
 
 
 def search_setting(

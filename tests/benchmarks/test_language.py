@@ -45,6 +45,13 @@ def test_every_arm_trains_and_repeats_itself(trainer, arm):
     assert again["loss"] == first["loss"]  # the network was filled anew
 
 
+def test_a_run_with_a_lead(trainer):
+    plain = trainer.train(make_key("recipe"))
+    led = trainer.train(make_key("recipe", lead="fixed norm", strength=1.0))
+    assert led["loss"] != plain["loss"]
+    assert led["losses"][0] == plain["losses"][0]
+
+
 def test_roles_have_their_own_rates():
     model = make_model()
     for arm in ("spectral", "diagonal", "adamw", "normuon", "soap", "schedule-free", "paper"):

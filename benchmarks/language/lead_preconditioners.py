@@ -1,0 +1,141 @@
+"""Preconditioners of the leads: what may come before the polar step, and what after it.
+
+They use the protocol of `neumann.optim.preconditioners`, as a user's own preconditioner would. With
+a strength of 0 each leaves the directions as they are, bit for bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neumann.optim.preconditioners import Momentum, Preconditioner, Spectral
+from neumann.optim.preconditioners.protocol import States
+
+EIGENVALUE_FLOOR = 1e-5  # as a share of the largest
+REFRESH_STEPS = 10
+
+
+@dataclass(frozen=True)
+class TwoMomenta:
+    """(1 − share)·f + share·s, with f Nesterov momentum and s a slow mean of the gradients.
+
+    f = g + fast·b with b ← fast·b + g, as in `Momentum`. The slow mean begins after `start` steps,
+    with bias correction, and has the scale of f. Until then this is `Momentum(fast)`.
+    """
+
+    fast: float
+    slow: float
+    share: float
+    start: int
+
+    name = "two momenta"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return True
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        fast = Momentum(self.fast).create(parameter)
+        seen = torch.zeros((), device=parameter.device)
+        return {**fast, "slow": torch.zeros_like(fast["past"]), "seen": seen}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        found = Momentum(self.fast).apply(gradients, states)
+        for i, (g, state) in enumerate(zip(gradients, states, strict=True)):
+            seen = state["seen"].add_(1)
+            used = seen > self.start  # on the device: nothing here waits for it
+            state["slow"].mul_(self.slow).add_(g * used, alpha=1 - self.slow)
+            weight = 1 - self.slow ** (seen - self.start).clamp(min=1)
+            slow = state["slow"] / (weight * (1 - self.fast))
+            found[i] = found[i].lerp(slow, (self.share * used).to(slow))
+        return found
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """L^-power M R^-power, with L and R the moving means of MMᵀ and MᵀM, and the norm of M.
+
+    M is what comes out of `before`. The polar step that follows keeps of this only how M is turned:
+    with L = MMᵀ and R = MᵀM of the same step it would change nothing. The powers are found by eigh,
+    every ten steps and after 1, 2 and 4. This waits for the device, and takes its time.
+    """
+
+    power: float
+    before: Preconditioner | None = None
+    decay: float = 0.95
+
+    name = "whitened"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return False
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        rows, columns = parameter.shape
+        state = {"seen": torch.zeros((), device=parameter.device)}
+        for name, size in (("left", rows), ("right", columns)):
+            for part in ("gram", "root"):
+                state[f"{name}_{part}"] = torch.zeros(size, size, device=parameter.device)
+        return state
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        if self.power == 0:
+            return [gradient.clone() for gradient in gradients]
+        for m, state in zip(gradients, states, strict=True):
+            state["left_gram"].lerp_(m @ m.mT, 1 - self.decay)
+            state["right_gram"].lerp_(m.mT @ m, 1 - self.decay)
+        seen = [int(state["seen"].add_(1)) for state in states]
+        due = [s for s, count in zip(states, seen, strict=True) if is_due(count)]
+        self._refresh(due)
+        found = []
+        for m, state in zip(gradients, states, strict=True):
+            white = state["left_root"] @ m @ state["right_root"]
+            found.append(white * (m.norm() / white.norm().clamp(min=1e-30)))
+        return found
+
+    def _refresh(self, states: States) -> None:
+        """The powers of all matrices, those of one size in one batch."""
+        by_size: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for state in states:
+            for name in ("left", "right"):
+                pair = state[f"{name}_gram"], state[f"{name}_root"]
+                by_size.setdefault(len(pair[0]), []).append(pair)
+        for pairs in by_size.values():
+            values, vectors = torch.linalg.eigh(torch.stack([gram for gram, _ in pairs]))
+            largest = values[:, -1:].clamp(min=1e-30)
+            values = (values / largest).clamp(min=EIGENVALUE_FLOOR) ** -self.power
+            roots = (vectors * values[:, None]) @ vectors.mT
+            for (_, root), new in zip(pairs, roots, strict=True):
+                root.copy_(new)
+
+
+def is_due(seen: int) -> bool:
+    """Whether a matrix is decomposed in its step number `seen`, counted from 1."""
+    return seen % REFRESH_STEPS == 0 or seen in (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class EvenRows(Spectral):
+    """Each row of UVᵀ is divided by its running root mean square to a power; NorMuon has 1.
+
+    The norm of the whole stays.
+    """
+
+    power: float = 1.0
+    decay: float = 0.95
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        rows = torch.zeros(parameter.shape[0], 1, device=parameter.device)
+        return {**super().create(parameter), "rows": rows}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        found = super().apply(gradients, states)
+        if self.power == 0:
+            return found
+        for i, (direction, state) in enumerate(zip(found, states, strict=True)):
+            squares = direction.square().mean(1, keepdim=True)
+            # Without bias correction: it is the same for all rows, and the norm is restored.
+            mean = state["rows"].lerp_(squares, 1 - self.decay)
+            even = direction / mean.clamp(min=1e-30) ** (self.power / 2)
+            found[i] = even * (direction.norm() / even.norm().clamp(min=1e-30))
+        return found

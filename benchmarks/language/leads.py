@@ -1,0 +1,209 @@
+"""Which leads put the recipe ahead of itself, and Muon ahead of itself?
+
+    python -m benchmarks.language.leads select --data-dir data --seconds 1200
+    python -m benchmarks.language.leads confirm --data-dir data --seconds 1200
+    python -m benchmarks.language.leads select --arm muon --data-dir data --seconds 1200
+    python -m benchmarks.language.leads table
+
+Each lead is a variant of an arm (`language_variants`) with a few strengths of its own. Every run is
+`gpt:small` with 131,072 tokens per step, scored on the validation set, and compared with the arm
+without the lead at the same seed.
+
+    select   100 steps, three seeds: every strength of every lead
+    confirm  200 and 400 steps, five fresh seeds: the best strength of the leads that were ahead by
+             more than 0.001 nats. p is corrected (Holm) for all leads and lengths of an arm.
+
+The recipe has its default learning rate and decay. Muon has no defaults, so it gets a search of
+12 runs first. lr · decay · steps is the same at all lengths. Runs are lines of
+results/language/leads.jsonl and are not repeated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.markdown import format_table
+from benchmarks.language.language_arms import Setting, make_recipe
+from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_variants import MUON, RECIPE, list_variants, make_variant
+from benchmarks.language.search_space import search_setting
+from neumann.lab.studies.statistics import (
+    Difference,
+    correct_by_holm,
+    paired_difference,
+    select_common_seeds,
+)
+from neumann.optim.recipe import FORGETTING, LR
+
+RESULTS = Path("results/language/leads.jsonl")
+TOKENS = 131_072
+ARMS = {"recipe": RECIPE, "muon": MUON}
+STAGES = ("select", "confirm")
+SELECT_STEPS, CONFIRM_STEPS = 100, (200, 400)
+SELECT_SEEDS, CONFIRM_SEEDS = range(3), range(3, 8)
+SEARCH_RUNS = 12  # of Muon's own search
+MARGIN = 0.001  # nats, about what seeds make of the difference of two runs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best strength of a lead in the selection."""
+
+    name: str
+    strength: float
+    lead: Difference  # without minus with it: positive if it helps
+
+    @property
+    def ahead(self) -> bool:
+        return not self.lead.diverged_b and (self.lead.mean or 0.0) > MARGIN
+
+
+class Leads:
+    """The runs about one arm, and what follows from them."""
+
+    def __init__(self, arm: str, ledger: Ledger[RunKey], runner: Runner[RunKey]) -> None:
+        self.arm, self.ledger, self._runner = arm, ledger, runner
+
+    def run(self, stage: str) -> None:
+        """Train what a stage lacks; MissingRunError if the time is up."""
+        keys = list(self._list_selection() if stage == "select" else self._list_confirmation())
+        for key in keys:
+            self._runner.run(key)
+        for key in keys:  # those that other processes are on
+            self._runner.finish(key)
+
+    def find_base(self, steps: int) -> Setting:
+        """The arm without any lead; MissingRunError if Muon has not been tuned."""
+        if self.arm == RECIPE:
+            return make_recipe(LR, decay=FORGETTING / (LR * steps))
+        found = {
+            key.setting: run["loss"]
+            for key, run in self.ledger.runs.items()
+            if key.stage == "search" and key.setting.arm == self.arm and run["loss"] is not None
+        }
+        if not found:
+            raise MissingRunError(f"no search of {self.arm}")
+        best = min(found, key=lambda setting: found[setting])
+        return replace(best, decay=best.decay * SELECT_STEPS / steps)
+
+    def find_choices(self) -> list[Choice]:
+        """The best strength of each lead that has been tried, the leads by what they gain."""
+        choices = []
+        for name, variant in list_variants(self.arm).items():
+            tried = [
+                Choice(name, strength, difference)
+                for strength in variant.strengths
+                if (difference := self.compare("select", SELECT_STEPS, name, strength)).mean
+                is not None
+            ]
+            if tried:
+                choices.append(max(tried, key=lambda choice: choice.lead.mean or 0.0))
+        return sorted(choices, key=lambda choice: -(choice.lead.mean or 0.0))
+
+    def compare(self, stage: str, steps: int, name: str, strength: float) -> Difference:
+        """The losses without the lead minus those with it, over common seeds."""
+        base = self.find_base(steps)
+        without, within = (
+            {
+                seed: float("inf") if run["loss"] is None else run["loss"]
+                for seed, run in self.ledger.find_seeds(_make_key(stage, steps, setting, 0)).items()
+            }
+            for setting in (base, make_variant(base, name, strength))
+        )
+        return paired_difference(*select_common_seeds(without, within))
+
+    def _list_selection(self) -> Iterator[RunKey]:
+        if self.arm != RECIPE:
+            search_setting(
+                self._runner,
+                self.arm,
+                lambda setting: _make_key("search", SELECT_STEPS, setting, 0),
+                limit=SEARCH_RUNS,
+            )
+        base = self.find_base(SELECT_STEPS)
+        settings = [base]
+        for name, variant in list_variants(self.arm).items():
+            settings += [make_variant(base, name, strength) for strength in variant.strengths]
+        for seed in SELECT_SEEDS:
+            for setting in settings:
+                yield _make_key("select", SELECT_STEPS, setting, seed)
+
+    def _list_confirmation(self) -> Iterator[RunKey]:
+        for key in self._list_selection():  # a lead must not win because others are missing
+            self._runner.finish(key)
+        chosen = [choice for choice in self.find_choices() if choice.ahead]
+        for steps in CONFIRM_STEPS if chosen else ():
+            base = self.find_base(steps)
+            settings = [base, *(make_variant(base, c.name, c.strength) for c in chosen)]
+            for seed in CONFIRM_SEEDS:
+                for setting in settings:
+                    yield _make_key("confirm", steps, setting, seed)
+
+
+def _make_key(stage: str, steps: int, setting: Setting, seed: int) -> RunKey:
+    return RunKey(stage, "gpt:small", 256, TOKENS, steps, setting, seed)
+
+
+def format_leads(leads: Leads) -> str:
+    """A row for each lead: what it gained in the selection, and whether it was confirmed."""
+    try:
+        choices = leads.find_choices()
+    except MissingRunError:
+        return ""
+    confirmed = {
+        (choice.name, steps): leads.compare("confirm", steps, choice.name, choice.strength)
+        for choice in choices
+        for steps in CONFIRM_STEPS
+        if choice.ahead
+    }
+    tested = [key for key, found in confirmed.items() if found.p is not None]
+    corrected = dict(zip(tested, correct_by_holm([confirmed[k].p or 0.0 for k in tested]),
+                         strict=True))  # fmt: skip
+    rows = []
+    for choice in choices:
+        keys = [(choice.name, steps) for steps in CONFIRM_STEPS]
+        cells = [_format_difference(choice.lead)]
+        for key in keys:
+            cell = _format_difference(confirmed[key]) if key in confirmed else ""
+            cells.append(f"{cell}, p {corrected[key]:.2g}" if key in corrected else cell)
+        verdict = "not ahead"
+        if choice.ahead:
+            done = all(key in corrected for key in keys)
+            holds = done and all(
+                corrected[key] < 0.05 and (confirmed[key].mean or 0.0) > 0 for key in keys
+            )
+            verdict = "holds up" if holds else "not confirmed" if done else "to be confirmed"
+        rows.append((choice.name, f"{choice.strength:g}", *cells, verdict))
+    heads = [leads.arm, "best strength", f"lead at {SELECT_STEPS}"]
+    heads += [*(f"lead at {steps}" for steps in CONFIRM_STEPS), "verdict"]
+    return format_table(heads, "lrrrrl", rows) if rows else ""
+
+
+def _format_difference(found: Difference) -> str:
+    if found.mean is None:
+        return ""
+    diverged = f", {found.diverged_b} diverged" if found.diverged_b else ""
+    if found.low is None:
+        return f"{found.mean:+.4f} (n {found.n}{diverged})"
+    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (n {found.n}{diverged})"
+
+
+def main() -> None:
+    parser = create_language_parser(__doc__, RESULTS)
+    parser.add_argument("stage", choices=(*STAGES, "table"))
+    parser.add_argument("--arm", choices=ARMS, default="recipe", help="whose variants to train")
+    arguments = parser.parse_args()
+    ledger, runner = open_language_runner(arguments)
+    if arguments.stage != "table":
+        try:
+            Leads(ARMS[arguments.arm], ledger, runner).run(arguments.stage)
+        except MissingRunError:
+            print(f"{arguments.stage} is not finished: run it again to continue")
+    for arm in ARMS.values():
+        if table := format_leads(Leads(arm, ledger, runner)):
+            print(f"{table}\n")
+
+
+if __name__ == "__main__":
+    main()

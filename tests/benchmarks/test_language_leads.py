@@ -1,0 +1,311 @@
+"""The leads: every variant trains, is the plain arm at strength 0, and the best go on."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.language import leads as study
+from benchmarks.language.language_arms import Setting, build_arm, collect_roles, find_lr_factor
+from benchmarks.language.language_runs import RunKey
+from benchmarks.language.language_variants import (
+    MUON,
+    RECIPE,
+    VARIANTS,
+    build_variant,
+    decay_cautiously,
+    list_variants,
+    make_variant,
+)
+from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
+from benchmarks.language.leads import Leads, format_leads
+from neumann.lab.models.gpt import ModernGPT, Size
+from neumann.optim.preconditioners import Momentum, Spectral
+
+needs_muon = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="torch has no Muon before 2.9"
+)
+ARMS = [RECIPE, pytest.param(MUON, marks=needs_muon)]
+PAIRS = [
+    pytest.param(arm, name, marks=needs_muon if arm == MUON else ())
+    for arm in (RECIPE, MUON)
+    for name in list_variants(arm)
+]
+STEPS = 8
+
+
+def make_base(arm):
+    return Setting(arm, 0.02, decay=2.0, embedding=0.1, output=1.0, vector=0.05)
+
+
+def train(setting, inspect=lambda model, optimizer: None):
+    """The weights to evaluate after a few steps, and the losses on the way."""
+    torch.manual_seed(0)
+    model = ModernGPT(16, 8, Size(16, 1, 2))
+    tokens = torch.randint(16, (STEPS, 4, 9))
+    optimizer = build_variant(model, setting, STEPS)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    losses = []
+    for step in range(STEPS):
+        factor = find_lr_factor(step, STEPS)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor
+            if setting.cooling:
+                group["momentum"] = setting.momentum * factor**setting.cooling
+        optimizer.zero_grad()
+        logits = model(tokens[step, :, :-1])
+        loss = cross_entropy(logits.flatten(0, 1), tokens[step, :, 1:].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        inspect(model, optimizer)
+    if hasattr(optimizer, "eval"):
+        optimizer.eval()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), losses
+
+
+@pytest.fixture(scope="module")
+def plain():
+    arms = (RECIPE, MUON) if hasattr(torch.optim, "Muon") else (RECIPE,)
+    return {arm: train(make_base(arm))[0] for arm in arms}
+
+
+@pytest.mark.parametrize(("arm", "name"), PAIRS)
+def test_every_variant_trains_and_differs_from_the_plain_arm(plain, arm, name):
+    found = []
+    for strength in VARIANTS[name].strengths:
+        weights, losses = train(make_variant(make_base(arm), name, strength))
+        assert all(map(math.isfinite, losses))
+        assert weights.isfinite().all()
+        found.append(weights)
+    for weights in found:
+        assert (weights - plain[arm]).norm() > 1e-4 * plain[arm].norm()
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
+
+
+NEUTRAL = dict.fromkeys(VARIANTS, 0.0) | {"slower rest": 1.0, "power cooldown": 1.0}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in VARIANTS if name not in ("fixed norm", "cautious decay")]
+)
+def test_without_strength_it_is_the_recipe_bit_for_bit(plain, name):
+    weights, _ = train(make_variant(make_base(RECIPE), name, NEUTRAL[name]))
+    assert torch.equal(weights, plain[RECIPE])
+
+
+@needs_muon
+@pytest.mark.parametrize(
+    "name",
+    [name for name in list_variants(MUON) if name not in ("fixed norm", "cautious decay")],
+)
+def test_without_strength_it_is_muon(plain, name):
+    """Up to rounding: Muon's Newton-Schulz runs in bfloat16, and its momentum has another scale."""
+    weights, _ = train(make_variant(make_base(MUON), name, NEUTRAL[name]))
+    assert (weights - plain[MUON]).norm() < 0.01 * plain[MUON].norm()
+    if "momentum" not in name and name != "whitening":
+        assert torch.equal(weights, plain[MUON])
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_cautious_decay_of_strength_0_is_no_decay(arm):
+    base = make_base(arm)
+    weights, _ = train(make_variant(base, "cautious decay", 0.0))
+    without, _ = train(Setting(**{**vars(base), "decay": 0.0}))
+    assert torch.equal(weights, without)
+
+
+def test_cautious_decay_takes_from_elements_that_shrink():
+    before = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0])
+    after = torch.tensor([0.9, 1.1, -0.9, -1.1, 0.1])
+    decay_cautiously(after, before, 0.5)
+    assert after.tolist() == pytest.approx([0.4, 1.1, -0.4, -1.1, 0.1])
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_hidden_matrices_keep_their_norm_where_it_is_evaluated(arm):
+    torch.manual_seed(0)
+    model = ModernGPT(16, 8, Size(16, 1, 2))
+    initial = [p.norm().item() for p in collect_roles(model)["hidden"]]
+    norms = []
+
+    def measure(model, optimizer):
+        inner = optimizer.inner
+        if hasattr(inner, "eval"):
+            inner.eval()
+        norms.append([p.norm().item() for p in collect_roles(model)["hidden"]])
+        if hasattr(inner, "train"):
+            inner.train()
+
+    train(make_variant(make_base(arm), "fixed norm", 1.0), measure)
+    assert len(norms) == STEPS
+    for found in norms:
+        assert found == pytest.approx(initial, rel=1e-5)
+
+
+def test_extrapolation_shifts_the_weights_only_inside_its_window():
+    shifts = []
+
+    def measure(model, optimizer):
+        own = torch.cat([p.flatten() for p in optimizer._own])
+        shown = torch.cat([p.detach().flatten() for p in optimizer.parameters])
+        shifts.append((own - shown).norm().item())
+
+    train(make_variant(make_base(RECIPE), "extrapolation 0.9", 0.6), measure)
+    # After 1 to 8 of 8 steps; the reset of the first step moves no weight.
+    assert [shift > 0 for shift in shifts] == [False, True, True, True, True, True, False, False]
+
+
+def test_a_slow_momentum_of_constant_gradients_has_the_scale_of_the_fast_one():
+    p = TwoMomenta(fast=0.8, slow=0.95, share=0.5, start=3)
+    g = torch.ones(2, 2)
+    states, fast_states = [p.create(g)], [Momentum(0.8).create(g)]
+    for step in range(60):
+        (found,), (fast,) = p.apply([g], states), Momentum(0.8).apply([g], fast_states)
+        assert torch.equal(found, fast) == (step < 3), step
+    torch.testing.assert_close(found, torch.full((2, 2), 5.0), rtol=1e-4, atol=0)
+
+
+def test_whitening_of_one_matrix_is_a_power_of_its_singular_values():
+    """L and R of a constant M are MMᵀ and MᵀM: the singular values s become s^(1 − 4·power)."""
+    torch.manual_seed(0)
+    m = torch.randn(6, 4)
+    p = Whitened(power=0.15)
+    states = [p.create(m)]
+    for _ in range(3):
+        (found,) = p.apply([m], states)
+    expected = torch.linalg.svdvals(m) ** 0.4
+    values = torch.linalg.svdvals(found)
+    torch.testing.assert_close(values / values[0], expected / expected[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.norm(), m.norm())
+
+
+def test_even_rows_have_the_same_size():
+    torch.manual_seed(0)
+    g = torch.randn(16, 4)
+    plain = Spectral(scale=1.0, before=None, scaling="norm")
+    even = EvenRows(scale=1.0, before=None, scaling="norm", power=1.0)
+    (found,) = even.apply([g], [even.create(g)])
+    (usual,) = plain.apply([g], [plain.create(g)])
+    assert found.norm(dim=1).std() < 1e-5 < usual.norm(dim=1).std()
+    torch.testing.assert_close(found.norm(), usual.norm())
+
+
+def test_cooldowns_have_their_rates():
+    rates = []
+
+    def measure(model, optimizer):
+        roles = collect_roles(model)
+        group = {p: g["lr"] for g in optimizer.param_groups for p in g["params"]}
+        rates.append((group[roles["hidden"][0]], group[roles["embedding"][0]]))
+
+    train(make_variant(make_base(RECIPE), "slower rest", 0.5), measure)
+    factors = [find_lr_factor(step, STEPS) for step in range(STEPS)]
+    assert [rate for rate, _ in rates] == pytest.approx([0.02 * f for f in factors])
+    assert [rate for _, rate in rates] == pytest.approx([0.02 * f**0.5 for f in factors])
+
+
+def test_an_unknown_lead_is_refused():
+    model = ModernGPT(16, 8, Size(16, 1, 2))
+    for setting in (
+        make_variant(make_base(RECIPE), "magic", 1.0),
+        make_variant(make_base(MUON), "even rows", 1.0),
+    ):
+        with pytest.raises(ValueError, match="does not exist for the arm"):
+            build_variant(model, setting, STEPS)
+    assert type(build_variant(model, make_base(RECIPE), STEPS)) is type(
+        build_arm(model, make_base(RECIPE), STEPS)
+    )
+
+
+# What each lead gains on invented losses, at its best strength.
+GAINS = {"whitening": 0.02, "cooling": 0.004, "fixed norm": 0.0005, "cautious decay": -0.01}
+
+
+def invent(key):
+    s = key.setting
+    name, strength = (s.lead, s.strength) if s.lead else ("cooling", s.cooling)
+    loss = 2.0 + 0.0002 * math.sin(99 * key.seed + len(name) + strength)
+    if strength:
+        best = list(VARIANTS[name].strengths)[1]
+        loss -= GAINS.get(name, -0.02) - 0.003 * (strength != best)
+    if s.arm == MUON:
+        loss += 0.01 * math.log2(s.lr / 0.032) ** 2
+    if name == "cooling" and s.cooling and key.steps == 400:
+        loss += 0.01  # does not last
+    return {"loss": loss}
+
+
+@pytest.fixture
+def leads(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    return Leads(RECIPE, ledger, Runner(ledger, invent))
+
+
+def test_leads_that_were_ahead_are_confirmed_with_fresh_seeds(leads):
+    leads.run("select")
+    choices = {choice.name: choice for choice in leads.find_choices()}
+    assert set(choices) == set(VARIANTS)
+    assert choices["whitening"].strength == 0.3
+    assert [name for name, choice in choices.items() if choice.ahead] == ["whitening", "cooling"]
+    assert "to be confirmed" in format_leads(leads)
+    leads.run("confirm")
+    confirmed = [key for key in leads.ledger.runs if key.stage == "confirm"]
+    assert len(confirmed) == 2 * len(study.CONFIRM_SEEDS) * 3  # lengths, seeds, settings
+    selected = {key.seed for key in leads.ledger.runs if key.stage == "select"}
+    assert not selected & {key.seed for key in confirmed}
+    for key in leads.ledger.runs:
+        assert key.setting.lr * key.setting.decay * key.steps == pytest.approx(2.5)
+    lines = {line.split("|")[1].strip(): line for line in format_leads(leads).splitlines()}
+    assert "holds up" in lines["whitening"]
+    assert "not confirmed" in lines["cooling"]
+    assert "not ahead" in lines["fixed norm"]
+    assert "+0.0" in lines["whitening"]
+
+
+def test_muon_is_tuned_first_and_has_leads_of_its_own(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    leads = Leads(MUON, ledger, Runner(ledger, invent))
+    assert format_leads(leads) == ""
+    leads.run("confirm")
+    searched = [key for key in ledger.runs if key.stage == "search"]
+    assert 8 < len(searched) <= study.SEARCH_RUNS
+    assert leads.find_base(100).lr == 0.032
+    assert leads.find_base(400).decay == leads.find_base(100).decay / 4
+    assert not [key for key in ledger.runs if key.setting.lead == "even rows"]
+    assert "| whitening |" in format_leads(leads)
+
+
+def test_a_diverged_variant_is_not_chosen(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+
+    def diverge(key):
+        return {"loss": None} if key.setting.lead == "whitening" else invent(key)
+
+    leads = Leads(RECIPE, ledger, Runner(ledger, diverge))
+    leads.run("confirm")
+    assert not [
+        key for key in ledger.runs if key.stage == "confirm" and key.setting.lead == "whitening"
+    ]
+
+
+def test_a_lead_that_diverges_once_loses(tmp_path):
+    """The seeds that are left must not speak for it."""
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+
+    def diverge(key):
+        lost = key.setting.lead == "whitening" and key.seed == 1
+        return {"loss": None} if lost else invent(key)
+
+    leads = Leads(RECIPE, ledger, Runner(ledger, diverge))
+    leads.run("select")
+    assert "whitening" not in [choice.name for choice in leads.find_choices() if choice.ahead]
+
+
+def test_the_time_may_run_out(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    with pytest.raises(MissingRunError):
+        Leads(RECIPE, ledger, Runner(ledger, invent, seconds=0)).run("select")
