@@ -1,5 +1,7 @@
 """The plan of a step: the bits of the same step without a plan, from fewer operations."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -113,6 +115,49 @@ def test_padded_batches_are_gathered_and_scattered_by_layout(monkeypatch):
     assert counted["aten::cat"] == 2
     assert counted["aten::copy_"] == 1
     assert counted["aten::bmm"] == orthogonalization.ITERATIONS
+
+
+def test_large_batches_are_cut(monkeypatch):
+    """So that they need no more memory at a time; the directions are the same."""
+    gradients = [make(8, 20) for _ in range(5)] + [make(20, 8), make(6, 4)]
+    preconditioner = Spectral(before=None, scale=0.3)  # no plan is kept for this one
+    monkeypatch.setattr(batch_plan, "LARGEST", 3 * 160)
+    sizes = []
+    orthogonalize = orthogonalization.orthogonalize
+
+    def watch(wide, **options):
+        sizes.append(wide.shape)
+        return orthogonalize(wide, **options)
+
+    monkeypatch.setattr(orthogonalization, "orthogonalize", watch)
+    found = preconditioner.apply(gradients, [{} for _ in gradients])
+    assert sizes == [(3, 8, 20), (3, 8, 20), (1, 4, 6)]
+    monkeypatch.setattr(spectral, "orthogonalize_planned", lambda *given: None)
+    plain = preconditioner.apply(gradients, [{} for _ in gradients])
+    assert all(map(torch.equal, found, plain))
+    find_plan.cache_clear()
+
+
+def test_a_gathered_batch_is_freed_before_the_iteration(monkeypatch):
+    """It takes as much memory as what the iteration needs in bfloat16; here that is float32."""
+    gathered = []
+    gather, iterate = batch_plan._gather, orthogonalization.iterate
+
+    def remember(*given):
+        stack = gather(*given)
+        gathered.append(weakref.ref(stack))
+        return stack
+
+    def check(x):
+        assert gathered.pop()() is None
+        return iterate(x)
+
+    monkeypatch.setattr(batch_plan, "_gather", remember)
+    monkeypatch.setattr(orthogonalization, "iterate", check)
+    gradients = [make(4, 6).double(), make(6, 8).double()]
+    found = Spectral(before=None).apply(gradients, [{} for _ in gradients])
+    assert len(found) == 2
+    assert not gathered
 
 
 def test_nothing_to_do():

@@ -11,7 +11,8 @@ remain for tracers and for layouts whose matrices no strides can describe.
 
 import functools
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,7 @@ from neumann.optim.preconditioners import orthogonalization
 from neumann.optim.preconditioners.matrix_view import MatrixView
 
 KEPT = 64  # plans: one for each list of shapes that a P is applied to
+LARGEST = 2**27  # elements of a batch: more would need memory, and be no faster
 Ints = tuple[int, ...]
 
 
@@ -116,19 +118,23 @@ def find_plan(
     chosen: dict[tuple[Ints, Ints], list[int]] = {}
     for index, layout in enumerate(zip(shapes, strides, strict=True)):
         chosen.setdefault(layout, []).append(index)
-    layouts, pieces = [], []
-    for number, ((shape, stride), indices) in enumerate(chosen.items()):
-        found = _find_pieces(number, torch.Size(shape), stride, view, scale, scaling)
-        if found is None:
-            return None
-        layouts.append(Layout(tuple(indices), tuple(shape), stride, torch.Size(shape).numel()))
-        pieces += found
+    layouts: list[Layout] = []
+    pieces: list[Piece] = []
+    for (shape, stride), indices in chosen.items():
+        numel = torch.Size(shape).numel()
+        for alike in _cut(indices, [numel] * len(indices)):
+            found = _find_pieces(len(layouts), torch.Size(shape), stride, view, scale, scaling)
+            if found is None:
+                return None
+            layouts.append(Layout(tuple(alike), tuple(shape), stride, numel))
+            pieces += found
     sizes = {
         i: (len(layouts[p.layout].indices) * p.count, p.rows, p.columns)
         for i, p in enumerate(pieces)
     }
     batches = []
-    for members in orthogonalization.group_sizes(sizes, launch_cost):
+    groups = orthogonalization.group_sizes(sizes, launch_cost)
+    for members in [part for group in groups for part in _cut_group(group, sizes)]:
         rows, columns = (max(sizes[i][side] for i in members) for side in (1, 2))
         starts = itertools.accumulate((sizes[i][0] for i in members), initial=0)
         placed = tuple(
@@ -138,6 +144,25 @@ def find_plan(
         padded = any((p.rows, p.columns) != (rows, columns) for p in placed)
         batches.append(Batch((total, rows, columns), placed, padded))
     return Plan(tuple(layouts), tuple(batches))
+
+
+def _cut_group(group: list[int], sizes: Mapping[int, tuple[int, int, int]]) -> list[list[int]]:
+    """A batch as several, if it is too large."""
+    area = math.prod(max(sizes[i][side] for i in group) for side in (1, 2))
+    return _cut(group, [area * sizes[i][0] for i in group])
+
+
+def _cut(items: list[int], elements: list[int]) -> list[list[int]]:
+    """The items in runs of at most LARGEST elements; an item may be larger by itself."""
+    runs: list[list[int]] = []
+    total = 0
+    for item, count in zip(items, elements, strict=True):
+        if not runs or total + count > LARGEST:
+            runs.append([])
+            total = 0
+        runs[-1].append(item)
+        total += count
+    return runs
 
 
 def _find_pieces(
@@ -197,7 +222,8 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     scaled: list[Tensor] = []
     scales: list[float] = []
     for batch in plan.batches:
-        result = orthogonalization.orthogonalize(_gather(batch, plan, gradients))
+        # Nothing here keeps the gathered batch alive.
+        result = orthogonalization.orthogonalize(_gather(batch, plan, gradients), overwrite=True)
         for piece in batch.pieces:
             scaled.append(_scatter(piece, plan.layouts[piece.layout], batch, result, buffers))
             scales.append(piece.scale)

@@ -33,13 +33,19 @@ def is_matrix(tensor: Tensor) -> bool:
     return rows > 1 and tensor.numel() > rows
 
 
-def orthogonalize(wide: Tensor) -> Tensor:
-    """UVᵀ of each matrix of a batch (b, m, n) with m ≤ n, in its dtype; zero stays zero."""
+def orthogonalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
+    """UVᵀ of each matrix of a batch (b, m, n) with m ≤ n, in its dtype; zero stays zero.
+
+    With `overwrite` the batch is used as working memory, and freed early if nobody else has it.
+    """
+    dtype = wide.dtype
     largest = torch.linalg.vector_norm(wide, math.inf, (1, 2), keepdim=True)
-    x = wide / largest.clamp(min=torch.finfo(wide.dtype).tiny)  # so that squares do not overflow
+    largest = largest.clamp(min=torch.finfo(dtype).tiny)  # so that squares do not overflow
+    x = wide.div_(largest) if overwrite else wide / largest
     x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
-    x = iterate(x.to(torch.bfloat16 if wide.is_cuda else torch.float32))
-    result: Tensor = x.to(wide.dtype)
+    x = x.to(torch.bfloat16 if wide.is_cuda else torch.float32)
+    del wide
+    result: Tensor = iterate(x).to(dtype)
     return result
 
 
