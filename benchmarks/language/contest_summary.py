@@ -1,6 +1,7 @@
-"""What the runs of the language contest amount to: tables, corrected p values, steps saved."""
+"""What the runs of the language contest amount to: tables, verdicts in words, steps saved."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,20 +25,99 @@ from neumann.lab.studies.statistics import (
 )
 
 RESAMPLES = 10_000
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The share of the steps that is saved at equal loss, with a bootstrap interval of 95 %."""
+
+    middle: float
+    low: float
+    high: float
+    longest: float  # the largest saving that the shortest runs could show
+    n: int  # seeds
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Ours against the best peer at one batch size and length, on the test set."""
+
+    batch: int
+    steps: int
+    peer: str
+    lead: Difference  # their better setting minus our worse one: positive if we lead
+    p: float | None  # corrected by Holm where it is a primary comparison
+    primary: bool
+    saving: Saving | None
 
 
 def format_contest(contest: LanguageContest) -> str:
-    """All tables that the runs so far allow."""
+    """All tables and sentences that the runs so far allow."""
+    verdicts = find_verdicts(contest)
     parts = [_format_validation(contest)]
+    if verdicts:
+        parts += [_format_tests(contest, verdicts), *map(describe_verdict, verdicts)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def find_verdicts(contest: LanguageContest) -> list[Verdict]:
+    """One for each batch size and length that has been tested."""
     compared = {}
-    for batch, steps in (*LENGTHS.items(), LONGER):
+    for length in (*LENGTHS.items(), LONGER):
         try:
-            compared[batch, steps] = compare_finalists(contest, batch, steps)
+            compared[length] = compare_finalists(contest, *length)
         except MissingRunError:
             continue
-    if compared:
-        parts.append(_format_tests(contest, compared))
-    return "\n\n".join(part for part in parts if part)
+    primary = [length for length in compared if length in LENGTHS.items()]
+    tested = [length for length in primary if compared[length].p is not None]
+    corrected = correct_by_holm([compared[length].p or 0.0 for length in tested])
+    p_values = dict(zip(tested, corrected, strict=True))
+    return [
+        Verdict(
+            *length,
+            contest.find_peer(*length),
+            lead,
+            p_values.get(length) if length in primary else lead.p,
+            length in primary,
+            find_saving(contest, *length),
+        )
+        for length, lead in compared.items()
+    ]
+
+
+def describe_verdict(verdict: Verdict) -> str:
+    """A sentence: who is ahead, by how much, how sure that is, and how many steps it saves."""
+    lead, place = verdict.lead, f"{verdict.batch:,} tokens per step and {verdict.steps} steps"
+    if lead.mean is None:
+        return f"At {place}, there is no pair of runs that both finished."
+    level = verdict.p is not None and verdict.p >= SIGNIFICANT
+    word = "ahead of" if lead.mean > 0 else "behind"
+    between = "" if lead.low is None else f", 95 % interval {lead.low:+.4f} to {lead.high:+.4f}"
+    kind = "corrected p" if verdict.primary else "descriptive, p"
+    p = "no p" if verdict.p is None else f"{kind} {verdict.p:.2g}"
+    text = f"At {place}, our worse setting is {word} the better one of {verdict.peer} by "
+    text += f"{abs(lead.mean):.4f} nats (n {lead.n}{between}, {p})"
+    text += ", which is within the noise." if level else "."
+    lost = lead.diverged_a + lead.diverged_b
+    text += f" {lost} diverged runs are left out." if lost else ""
+    return f"{text} {_describe_saving(verdict.saving)}".strip()
+
+
+def _describe_saving(saving: Saving | None) -> str:
+    if saving is None:
+        return ""
+    if saving.middle <= 0:
+        return "It saves no steps."
+    interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
+    if saving.middle >= saving.longest:
+        return f"It saves {100 * saving.longest:.0f} % of the steps or more (n {saving.n})."
+    if saving.high >= saving.longest:
+        interval += " or more"
+    return (
+        f"It has the peer's loss after {100 * (1 - saving.middle):.1f} % of the steps: "
+        f"{100 * saving.middle:.1f} % are saved (95 % interval {interval}, n {saving.n})."
+    )
 
 
 def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Difference:
@@ -60,10 +140,28 @@ def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Diffe
     return paired_difference(*select_common_seeds(min(theirs, key=mean), max(ours, key=mean)))
 
 
+def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | None:
+    """What our best setting saves against the best one of the peer; None without the runs."""
+    setting = contest.rank_settings(OURS, batch, steps)[0]
+    peer = contest.rank_settings(contest.find_peer(batch, steps), batch, steps)[0]
+    shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
+    lengths = {
+        length / steps: contest.find_losses("saving", batch, length, setting) for length in shorter
+    }
+    lengths[1.0] = contest.find_losses("test", batch, steps, setting)
+    target = contest.find_losses("test", batch, steps, peer)
+    common = set.intersection(*(set(losses) for losses in (target, *lengths.values())))
+    if not common:
+        return None
+    return Saving(*estimate_saving(lengths, target), longest=1 - min(lengths), n=len(common))
+
+
 def estimate_saving(
     lengths: dict[float, dict[int, float]], target: dict[int, float], seed: int = 0
 ) -> tuple[float, float, float]:
     """The share of the steps that is saved at equal loss, with a bootstrap interval of 95 %.
+
+    It is never below 0 nor above what the shortest length saves.
 
     Args:
         lengths: our losses by seed, for each share of the full length, 1 included.
@@ -107,37 +205,24 @@ def _format_validation(contest: LanguageContest) -> str:
     return format_table(heads, "ll" + "r" * 10, rows) if rows else ""
 
 
-def _format_tests(contest: LanguageContest, compared: dict[tuple[int, int], Difference]) -> str:
-    primary = [key for key in compared if key in LENGTHS.items() and compared[key].p is not None]
-    corrected = dict(zip(primary, correct_by_holm([compared[k].p or 0.0 for k in primary]),
-                         strict=True))  # fmt: skip
+def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
     rows = []
-    for (batch, steps), difference in compared.items():
-        peer = contest.find_peer(batch, steps)
+    for verdict in verdicts:
+        batch, steps = verdict.batch, verdict.steps
         cells = []
-        for arm in (OURS, peer):
+        for arm in (OURS, verdict.peer):
             setting = contest.rank_settings(arm, batch, steps)[0]
             losses = contest.find_losses("test", batch, steps, setting)
             found = mean_interval(list(losses.values()))
             cells.append("" if found.mean is None else f"{found.mean:.4f} (n {found.n})")
-        lead = ""
+        lead, difference = "", verdict.lead
         if difference.mean is not None and difference.low is not None:
             lead = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
-        p = corrected.get((batch, steps))
-        saved = ""
-        setting = contest.rank_settings(OURS, batch, steps)[0]
-        lengths = {
-            share: contest.find_losses("saving", batch, round(share * steps), setting)
-            for share in SHARES
-        }
-        lengths[1.0] = contest.find_losses("test", batch, steps, setting)
-        if all(lengths.values()):
-            target = contest.find_losses(
-                "test", batch, steps, contest.rank_settings(peer, batch, steps)[0]
-            )
-            middle, low, high = estimate_saving(lengths, target)
-            saved = f"{100 * middle:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-        shown = "" if p is None else f"{p:.2g}"
-        rows.append((f"{batch:,} × {steps}", cells[0], peer, cells[1], lead, shown, saved))
+        p = f"{verdict.p:.2g}" if verdict.primary and verdict.p is not None else ""
+        saved, saving = "", verdict.saving
+        if saving is not None:
+            interval = f"[{100 * saving.low:.1f}, {100 * saving.high:.1f}]"
+            saved = f"{100 * saving.middle:.1f} % {interval}"
+        rows.append((f"{batch:,} × {steps}", cells[0], verdict.peer, cells[1], lead, p, saved))
     heads = ("tokens × steps", "ours", "best peer", "its loss", "lead", "p (Holm)", "steps saved")
     return format_table(heads, "lrlrrrr", rows)

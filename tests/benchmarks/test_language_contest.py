@@ -5,10 +5,18 @@ import math
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.language import contest_stages, recipe_untuned
+from benchmarks.language import contest_stages, contest_summary, recipe_untuned
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
-from benchmarks.language.contest_summary import compare_finalists, estimate_saving, format_contest
+from benchmarks.language.contest_summary import (
+    Saving,
+    Verdict,
+    compare_finalists,
+    describe_verdict,
+    estimate_saving,
+    format_contest,
+)
 from benchmarks.language.language_runs import RunKey
+from neumann.lab.studies.statistics import Difference
 
 BEST = {OURS: 2.00, "muon": 2.06, "muon by norm": 2.05, "soap": 2.10}  # others: 2.5
 
@@ -64,6 +72,52 @@ def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
     table = format_contest(contest)
     assert "muon by norm" in table
     assert "| 1,048,576 × 50 |" in table
+
+
+def test_verdicts_in_words(contest):
+    sentences = [line for line in format_contest(contest).splitlines() if line.startswith("At ")]
+    assert len(sentences) == 4
+    for sentence, (batch, steps) in zip(sentences, LENGTHS.items(), strict=False):
+        assert sentence.startswith(
+            f"At {batch:,} tokens per step and {steps} steps, our worse setting"
+        )
+        assert "is ahead of the better one of muon by norm by 0.0" in sentence
+        assert "(n 10, 95 % interval +0.0" in sentence
+        assert "corrected p" in sentence
+        assert "% are saved (95 % interval" in sentence
+    assert "descriptive, p" in sentences[3]  # the longer run
+
+
+def test_words_for_other_outcomes():
+    def describe(mean, p, saving=None):
+        lead = Difference(mean, mean - 0.01, mean + 0.01, p, 10)
+        return describe_verdict(Verdict(65_536, 800, "soap", lead, p, True, saving))
+
+    behind = describe(-0.03, 0.01, Saving(0.0, 0.0, 0.0, 0.2, 10))
+    assert "is behind the better one of soap by 0.0300 nats" in behind
+    assert "It saves no steps." in behind
+    assert "within the noise" not in behind
+    assert "within the noise" in describe(0.003, 0.4)
+    assert "It saves 20 % of the steps or more (n 10)." in describe(
+        0.1, 1e-6, Saving(0.2, 0.2, 0.2, 0.2, 10)
+    )
+    assert "15.0 to 20.0 % or more" in describe(0.1, 1e-6, Saving(0.18, 0.15, 0.2, 0.2, 10))
+
+
+def test_a_saving_counts_the_steps_that_were_run(contest, monkeypatch):
+    """85 % of 50 steps are 42, so the share is 0.84."""
+    shares = []
+
+    def estimate(lengths, target):
+        shares.extend(lengths)
+        return estimate_saving(lengths, target)
+
+    monkeypatch.setattr(contest_summary, "estimate_saving", estimate)
+    found = contest_summary.find_saving(contest, 1_048_576, 50)
+    assert shares == [0.8, 0.84, 0.9, 0.96, 1.0]
+    # 0.5·(1/share − 1) equals the lead of 0.05, up to the noise of the seeds
+    assert found.middle == pytest.approx(1 - 1 / 1.1, abs=0.004)
+    assert found.n == 10
 
 
 def test_steps_saved():

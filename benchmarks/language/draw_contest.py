@@ -1,0 +1,209 @@
+"""Draw the language contest: loss against steps, and steps to equal loss against batch size.
+
+    python -m benchmarks.language.draw_contest results/language
+
+writes contest-loss.png and contest-saving.png into the folder, as far as the runs allow. Loss is
+that of training at the middle batch, averaged over the tested seeds. Steps to equal loss have
+bootstrap intervals of 95 %.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
+from benchmarks.language.contest import RESULTS
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
+from benchmarks.language.contest_summary import Verdict, find_verdicts
+from benchmarks.language.language_runs import RunKey
+from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
+
+SHOWN_FROM = 0.1  # of the run: before that the loss falls too far for one scale
+LABEL_GAP = 0.05  # of the height, between labels
+NAMES = {
+    OURS: "Neumann, spectral",
+    "muon": "Muon",
+    "muon original": "Muon",
+    "muon by norm": "Muon",
+    "normuon": "NorMuon",
+    "soap": "SOAP",
+    "adamw": "AdamW",
+    "schedule-free": "schedule-free AdamW",
+}
+
+Curve = tuple[
+    str, "np.ndarray[tuple[int], np.dtype[np.float64]]", float
+]  # name, losses, at the end
+
+
+def draw_all(contest: LanguageContest, folder: Path) -> list[Path]:
+    """Draw what the runs so far allow; the files that were written."""
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = collect_curves(contest)
+    if curves:
+        written.append(folder / "contest-loss.png")
+        _save(draw_losses(curves), written[-1])
+    verdicts = [v for v in find_verdicts(contest) if v.primary and v.saving is not None]
+    if verdicts:
+        written.append(folder / "contest-saving.png")
+        _save(draw_savings(verdicts), written[-1])
+    return written
+
+
+def collect_curves(contest: LanguageContest) -> list[Curve]:
+    """Ours, the best peer and AdamW at the middle batch: training losses and test losses."""
+    steps = LENGTHS[MIDDLE]
+    curves = []
+    try:
+        arms = dict.fromkeys((OURS, contest.find_peer(MIDDLE, steps), "adamw"))
+        for arm in arms:
+            best = contest.rank_settings(arm, MIDDLE, steps)[0]
+            runs = contest.ledger.find_seeds(contest.make_key("test", MIDDLE, steps, best, 0))
+            found = [run for run in runs.values() if run["loss"] is not None]
+            if not found:
+                return []
+            losses = np.array([run["losses"] for run in found]).mean(0)
+            curves.append((arm, losses, float(np.mean([run["loss"] for run in found]))))
+    except MissingRunError:
+        return []
+    return curves
+
+
+def draw_losses(curves: Sequence[Curve]) -> Figure:
+    """Training loss against steps, each line named at its end with its test loss."""
+    steps = LENGTHS[MIDDLE]
+    stride = max(1, steps // 50)  # as `language_runs` records them
+    figure, axes = _make_figure(
+        f"Training loss at {MIDDLE:,} tokens per step (names: test loss), nats per token"
+    )
+    ends = []
+    for index, (arm, losses, final) in enumerate(curves):
+        places = stride * np.arange(len(losses)) + 1
+        shown = places >= SHOWN_FROM * steps
+        color = ARMS[index][0]
+        axes.plot(places[shown], losses[shown], color=color, linewidth=2.4 if arm == OURS else 1.4)
+        ends.append((float(losses[-1]), f"{NAMES.get(arm, arm)}: {final:.3f}", color))
+    last = stride * (len(curves[0][1]) - 1) + 1
+    bottom, top = axes.get_ylim()
+    heights = spread_labels([height for height, _, _ in ends], LABEL_GAP * (top - bottom))
+    for (height, text, color), placed in zip(ends, heights, strict=True):
+        axes.annotate(
+            text,
+            (last, height),
+            (1.03 * steps, placed),
+            color=color,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6},
+        )
+    axes.set_xlim(0, 1.02 * steps)
+    axes.set_xlabel("steps", color=INK)
+    return figure
+
+
+def draw_savings(verdicts: Sequence[Verdict]) -> Figure:
+    """Our steps to the peer's loss, in % of the peer's, against batch size."""
+    figure, axes = _make_figure("Steps to the loss of the best peer, % of its steps")
+    batches = [verdict.batch for verdict in verdicts]
+    savings = [v.saving for v in verdicts if v.saving is not None]
+    needed = [100 * (1 - saving.middle) for saving in savings]
+    low = [100 * (saving.high - saving.middle) for saving in savings]
+    high = [100 * (saving.middle - saving.low) for saving in savings]
+    color = ARMS[0][0]
+    axes.axhline(100, color=MUTED, linewidth=1.4)
+    axes.errorbar(
+        batches, needed, yerr=[low, high], color=color, marker="o", linewidth=2.4, capsize=3
+    )
+    for index, verdict in enumerate(verdicts):
+        percent = needed[index]
+        rise = needed[min(index + 1, len(needed) - 1)] - needed[max(index - 1, 0)]
+        side = "right" if rise < -1 else "left" if rise > 1 else "center"  # away from the line
+        text = f"{percent / 100 * verdict.steps:.0f} of {verdict.steps} steps"
+        _write(axes, text, (verdict.batch, percent - low[index]), (0, -7), color, side, "top")
+        _write(axes, NAMES.get(verdict.peer, verdict.peer), (verdict.batch, 100), (0, 5), MUTED)
+    _write(axes, NAMES[OURS], (batches[-1], needed[-1]), (9, 0), color, ha="left", va="center")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
+    axes.minorticks_off()
+    axes.set_xlim(batches[0] / 2.2, batches[-1] * 2.4)
+    axes.set_ylim(min(78.0, min(needed) - max(low) - 4), 103)
+    axes.set_xlabel("tokens per step", color=INK)
+    return figure
+
+
+def _write(
+    axes: Axes,
+    text: str,
+    point: tuple[float, float],
+    offset: tuple[float, float],
+    color: str,
+    ha: str = "center",
+    va: str = "baseline",
+) -> None:
+    """A label beside a point."""
+    axes.annotate(text, point, offset, textcoords="offset points", color=color, ha=ha, va=va)
+
+
+def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights at least a gap apart, in the same order and as near to the given ones as may be."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    clusters: list[list[int]] = []
+    for index in order:
+        clusters.append([index])
+        while len(clusters) > 1 and _bottom(clusters[-1], heights, gap) < (
+            _bottom(clusters[-2], heights, gap) + gap * len(clusters[-2])
+        ):
+            last = clusters.pop()
+            clusters[-1] += last
+    placed = [0.0] * len(heights)
+    for cluster in clusters:
+        for rank, index in enumerate(cluster):
+            placed[index] = _bottom(cluster, heights, gap) + gap * rank
+    return placed
+
+
+def _bottom(cluster: Sequence[int], heights: Sequence[float], gap: float) -> float:
+    """The lowest label of a cluster that is centered on what it names."""
+    middle = sum(heights[index] for index in cluster) / len(cluster)
+    return middle - gap * (len(cluster) - 1) / 2
+
+
+def _make_figure(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, color=INK, loc="left")
+    axes.grid(color=GRID)
+    axes.tick_params(colors=MUTED)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=160)
+
+
+def _refuse(key: RunKey) -> Run:
+    raise MissingRunError(key)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the ledger of all runs")
+    arguments = parser.parse_args()
+    ledger = Ledger(arguments.results, RunKey)
+    written = draw_all(LanguageContest(ledger, Runner(ledger, _refuse)), arguments.folder)
+    print("\n".join(map(str, written)) or f"{arguments.results} has no tested runs to draw")
+
+
+if __name__ == "__main__":
+    main()
