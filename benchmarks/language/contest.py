@@ -16,14 +16,11 @@ twice as many steps at the middle one. Stages, each of which continues where it 
 Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
 """
 
-from pathlib import Path
-
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.language import contest_summary
-from benchmarks.language.contest_stages import STAGES, LanguageContest
+from benchmarks.language.contest_stages import RESULTS, STAGES, LanguageContest
 from benchmarks.language.language_runs import create_language_parser, open_language_runner
 
-RESULTS = Path("results/language/contest.jsonl")
 DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
 
 

@@ -5,12 +5,14 @@ Settings are chosen on the validation set, before any run of the test stage.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import ORDER, search_setting
 
+RESULTS = Path("results/language/contest.jsonl")
 STAGES = ("screen", "tune", "test", "saving")
 OURS = "spectral by norm"
 MUON = ("muon", "muon original", "muon by norm")

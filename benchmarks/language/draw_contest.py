@@ -17,8 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
-from benchmarks.language.contest import RESULTS
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, RESULTS, LanguageContest
 from benchmarks.language.contest_summary import Verdict, find_verdicts
 from benchmarks.language.language_runs import RunKey
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
