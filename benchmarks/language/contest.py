@@ -12,16 +12,16 @@ twice as many steps at the middle one. Stages, each of which continues where it 
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, on the test set
+    124m     ours and the best peer at 124 million weights, with the settings of the small network
+             and one seed, on the validation set
 
 Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
 """
 
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.language import contest_summary
-from benchmarks.language.contest_stages import RESULTS, STAGES, LanguageContest
+from benchmarks.language.contest_stages import DATA, RESULTS, STAGES, LanguageContest
 from benchmarks.language.language_runs import create_language_parser, open_language_runner
-
-DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import ORDER, search_setting
 
 RESULTS = Path("results/language/contest.jsonl")
-STAGES = ("screen", "tune", "test", "saving")
+DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
+STAGES = ("screen", "tune", "test", "saving", "124m")
 OURS = "spectral by norm"
 MUON = ("muon", "muon original", "muon by norm")
 OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
@@ -44,8 +45,12 @@ class LanguageContest:
                 for arm in (OURS, self.find_muon(), self.find_other()):
                     self._search(arm, batch, steps, ORDER, RUNS)
         else:
-            runs = self._list_tests() if stage == "test" else self._list_savings()
-            for key in runs:
+            lists = {
+                "test": self._list_tests,
+                "saving": self._list_savings,
+                "124m": self.list_larger,
+            }
+            for key in lists[stage]():
                 self._runner.run(key)
 
     def find_muon(self) -> str:
@@ -78,6 +83,14 @@ class LanguageContest:
         """The losses of a setting by seed."""
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
         return {seed: run["loss"] for seed, run in runs.items() if run["loss"] is not None}
+
+    def list_larger(self) -> list[RunKey]:
+        """Ours and the best peer at 124 million weights, with the settings of the small network."""
+        steps = LENGTHS[MIDDLE]
+        arms = OURS, self.find_peer(MIDDLE, steps)
+        best = [self.rank_settings(arm, MIDDLE, steps)[0] for arm in arms]
+        keys = [self.make_key("124m", MIDDLE, steps, setting, SEEDS[0]) for setting in best]
+        return [replace(key, model="gpt:124m") for key in keys]
 
     def _screened(self, arm: str) -> float:
         return self._best_loss(arm, MIDDLE, LENGTHS[MIDDLE])

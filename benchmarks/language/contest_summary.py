@@ -58,6 +58,7 @@ def format_contest(contest: LanguageContest) -> str:
     parts = [_format_validation(contest)]
     if verdicts:
         parts += [_format_tests(contest, verdicts), *map(describe_verdict, verdicts)]
+    parts.append(describe_larger(contest))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -102,6 +103,24 @@ def describe_verdict(verdict: Verdict) -> str:
     lost = lead.diverged_a + lead.diverged_b
     text += f" {lost} diverged runs are left out." if lost else ""
     return f"{text} {_describe_saving(verdict.saving)}".strip()
+
+
+def describe_larger(contest: LanguageContest) -> str:
+    """A sentence about the larger network; empty without its runs."""
+    try:
+        keys = contest.list_larger()
+        ours, theirs = (contest.ledger.find(key)["loss"] for key in keys)
+    except MissingRunError:
+        return ""
+    peer = keys[1].setting.arm
+    if ours is None or theirs is None:
+        lost = " and ".join(a for a, x in ((OURS, ours), (peer, theirs)) if x is None)
+        return f"At 124 million weights, with the settings of the small network, {lost} diverged."
+    word = "ahead of" if ours < theirs else "behind"
+    return (
+        f"At 124 million weights, with the settings of the small network, ours is {word} {peer} by "
+        f"{abs(theirs - ours):.4f} nats on the validation set ({ours:.4f} and {theirs:.4f}; n 1)."
+    )
 
 
 def _describe_saving(saving: Saving | None) -> str:

@@ -6,7 +6,7 @@ alone, so all optimizers see the same batches. Losses are in nats per token.
 
 import math
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +42,19 @@ class RunKey:
     seed: int
 
 
-def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
-    """The flags of a script that trains language models into a ledger."""
-    parser = create_parser(doc, output=False)
-    parser.formatter_class = RawDescriptionHelpFormatter
+def create_data_parser(doc: str | None, *, output: bool) -> ArgumentParser:
+    """The flags of a script that trains language models: data, tokens and device."""
+    parser = create_parser(doc, output=output)
     parser.add_argument("--data", default="text:mdn.txt.xz")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--tokens", default="bpe:16384")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
+    """The flags of a script that trains language models into a ledger."""
+    parser = create_data_parser(doc, output=False)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
     parser.add_argument("--share", type=Path, help="folder in which processes claim their runs")
     parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
@@ -60,11 +65,15 @@ def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[R
     """The ledger that the flags name, and what trains further runs into it."""
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
-    trainer = LanguageTrainer(
-        arguments.data, arguments.data_dir, arguments.tokens, arguments.device
-    )
+    trainer = open_trainer(arguments)
     seconds, share = arguments.seconds, arguments.share
     return ledger, Runner(ledger, trainer.train, seconds=seconds, share=share)
+
+
+def open_trainer(arguments: Namespace) -> "LanguageTrainer":
+    """What trains on the data that the flags name."""
+    data, folder = arguments.data, arguments.data_dir
+    return LanguageTrainer(data, folder, arguments.tokens, arguments.device)
 
 
 class LanguageTrainer:
@@ -80,14 +89,10 @@ class LanguageTrainer:
 
     def train(self, key: RunKey) -> Run:
         """Train a run and return what to record."""
-        if key.context not in self._datasets:
-            self._datasets[key.context] = self._load(key.context)
-        dataset = self._datasets[key.context]
-        model, compute_loss = self._prepare(key, dataset)
+        model, compute_loss, dataset = self.prepare(key)
         optimizer = build_variant(model, key.setting, key.steps)
         peaks = [group["lr"] for group in optimizer.param_groups]
-        rows = key.tokens_per_step // key.context
-        micro = max(1, min(rows, MICRO_TOKENS // key.context))
+        rows, micro = count_rows(key)
         batches = draw_batches(dataset.train, rows, key.seed)
         losses: list[Tensor] = []
         started = 0.0
@@ -102,13 +107,7 @@ class LanguageTrainer:
                 if key.setting.cooling:
                     group["momentum"] = key.setting.momentum * factor**key.setting.cooling
             optimizer.zero_grad()
-            windows = next(batches).split(micro)
-            total = torch.zeros((), device=self._device)
-            for window in windows:
-                loss = compute_loss(window[:, :-1], window[:, 1:]) / len(windows)
-                loss.backward()
-                total += loss.detach()
-            losses.append(total)
+            losses.append(add_gradients(compute_loss, next(batches), micro))
             optimizer.step()
         self._synchronize()
         seconds = time.perf_counter() - started
@@ -123,8 +122,14 @@ class LanguageTrainer:
             "seconds": seconds,
         }
 
-    def _prepare(self, key: RunKey, dataset: Dataset) -> tuple[nn.Module, Any]:
-        """The network with the weights of its seed. It is compiled once, then filled again."""
+    def prepare(self, key: RunKey) -> tuple[nn.Module, Any, Dataset]:
+        """The network with the weights of its seed, its loss and its data.
+
+        A network is compiled once, then filled again.
+        """
+        if key.context not in self._datasets:
+            self._datasets[key.context] = self._load(key.context)
+        dataset = self._datasets[key.context]
         torch.manual_seed(key.seed)
         fresh = build(key.model, dataset)
         size = key.model, key.context
@@ -134,7 +139,7 @@ class LanguageTrainer:
         model, compute_loss = self._networks[size]
         model.load_state_dict(fresh.state_dict())
         model.zero_grad()
-        return model, compute_loss
+        return model, compute_loss, dataset
 
     def _compile(self, model: nn.Module) -> Any:
         on_gpu = self._device.type == "cuda"
@@ -159,6 +164,23 @@ class LanguageTrainer:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def count_rows(key: RunKey) -> tuple[int, int]:
+    """Windows of a step, and those of them that are in memory at once."""
+    rows = key.tokens_per_step // key.context
+    return rows, max(1, min(rows, MICRO_TOKENS // key.context))
+
+
+def add_gradients(compute_loss: Any, batch: Tensor, micro: int) -> Tensor:
+    """Forward and backward over a batch, `micro` windows at a time; the mean loss."""
+    windows = batch.split(micro)
+    total = torch.zeros((), device=batch.device)
+    for window in windows:
+        loss = compute_loss(window[:, :-1], window[:, 1:]) / len(windows)
+        loss.backward()
+        total += loss.detach()
+    return total
 
 
 def cut_windows(source: Any) -> Tensor:

@@ -2,13 +2,14 @@
 
 import argparse
 import itertools
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language import lr_by_width, search_space, tune_recipe, tune_roles
+from benchmarks.language import lr_by_width, search_space, throughput, tune_recipe, tune_roles
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
@@ -50,6 +51,23 @@ def test_a_run_with_a_lead(trainer):
     led = trainer.train(make_key("recipe", lead="fixed norm", strength=1.0))
     assert led["loss"] != plain["loss"]
     assert led["losses"][0] == plain["losses"][0]
+
+
+def test_arms_take_turns_for_their_speed(trainer):
+    key = make_key("adamw")
+    arms = ("spectral by norm", "adamw", "paper")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the arms share their weights
+        speeds, missing = throughput.measure(trainer, key, arms, rounds=2)
+    assert not missing
+    assert {arm: len(found) for arm, found in speeds.items()} == dict.fromkeys(arms, 2)
+    assert all(speed > 0 for found in speeds.values() for speed in found)
+
+
+def test_speeds_are_compared_within_a_round():
+    speeds = {"adamw": [100.0, 50.0, 200.0], "muon": [90.0, 45.0, 200.0]}
+    assert throughput.find_ratios(speeds) == {"adamw": 1.0, "muon": 0.9}
+    assert "| muon | 90 | 0.900 |" in throughput.format_speeds(speeds)
 
 
 def test_roles_have_their_own_rates():

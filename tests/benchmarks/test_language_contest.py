@@ -76,7 +76,7 @@ def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
 
 def test_verdicts_in_words(contest):
     sentences = [line for line in format_contest(contest).splitlines() if line.startswith("At ")]
-    assert len(sentences) == 4
+    assert len(sentences) == 5
     for sentence, (batch, steps) in zip(sentences, LENGTHS.items(), strict=False):
         assert sentence.startswith(
             f"At {batch:,} tokens per step and {steps} steps, our worse setting"
@@ -86,6 +86,15 @@ def test_verdicts_in_words(contest):
         assert "corrected p" in sentence
         assert "% are saved (95 % interval" in sentence
     assert "descriptive, p" in sentences[3]  # the longer run
+
+
+def test_the_larger_network_takes_the_settings_along(contest):
+    ours, peer = (key for key in contest.ledger.runs if key.model == "gpt:124m")
+    assert ours.setting == contest.rank_settings(OURS, MIDDLE, 200)[0]
+    assert (peer.setting.arm, peer.steps, peer.seed) == ("muon by norm", 200, 1)
+    (sentence,) = (line for line in format_contest(contest).splitlines() if "124 million" in line)
+    assert "ours is ahead of muon by norm by 0.0" in sentence
+    assert "n 1" in sentence
 
 
 def test_words_for_other_outcomes():

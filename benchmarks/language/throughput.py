@@ -1,0 +1,104 @@
+"""How many tokens per second does each arm of the language contest train on, alone on a GPU?
+
+    python -m benchmarks.language.throughput --data-dir data --output throughput.json
+
+All arms take turns in one process, ten steps each, on one compiled network; a first round warms up.
+Ten steps, because SOAP decomposes its matrices once in as many. An arm whose package is not
+installed is left out and named. Learning rates are tiny: they do not matter here. Ratios are the
+median over rounds of an arm's tokens per second by those of AdamW in the same round.
+"""
+
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.common.markdown import format_table
+from benchmarks.common.script import write_measurements
+from benchmarks.common.timing import read_clock, take_turns
+from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS
+from benchmarks.language.language_arms import build_arm
+from benchmarks.language.language_runs import (
+    LanguageTrainer,
+    RunKey,
+    add_gradients,
+    count_rows,
+    create_data_parser,
+    draw_batches,
+    open_trainer,
+)
+from benchmarks.language.search_space import START, make_setting
+
+REFERENCE = "adamw"
+ARMS = (OURS, *MUON, *OTHERS)
+LR = 1e-6
+
+
+def measure(
+    trainer: LanguageTrainer, key: RunKey, arms: tuple[str, ...], rounds: int
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Tokens per second of each arm in each round, and the arms that are not installed."""
+    model, compute_loss, dataset = trainer.prepare(key)
+    device = next(model.parameters()).device
+    rows, micro = count_rows(key)
+    batches = draw_batches(dataset.train, rows, key.seed)
+
+    def time_steps(optimizer: Any) -> float:
+        given = [next(batches) for _ in range(key.steps)]
+        start = read_clock(device)
+        for batch in given:
+            optimizer.zero_grad()
+            add_gradients(compute_loss, batch, micro)
+            optimizer.step()
+        return read_clock(device) - start
+
+    timers, missing = {}, []
+    for arm in arms:
+        setting = replace(make_setting(arm, START[arm]), lr=LR, decay=0.0)
+        try:
+            timers[arm] = partial(time_steps, build_arm(model, setting, steps=1_000))
+        except (ModuleNotFoundError, RuntimeError) as error:  # torch below 2.9 has no Muon
+            print(f"{arm} is left out: {error}")
+            missing.append(arm)
+    tokens = key.steps * rows * key.context
+    seconds = take_turns(timers, rounds)
+    return {arm: [tokens / each for each in found] for arm, found in seconds.items()}, missing
+
+
+def find_ratios(speeds: dict[str, list[float]]) -> dict[str, float]:
+    """What each arm reaches of the speed of AdamW, as the median over rounds."""
+    return {
+        arm: median(own / other for own, other in zip(found, speeds[REFERENCE], strict=True))
+        for arm, found in speeds.items()
+    }
+
+
+def format_speeds(speeds: dict[str, list[float]]) -> str:
+    ratios = find_ratios(speeds)
+    rows = [(arm, f"{median(speeds[arm]):,.0f}", f"{ratios[arm]:.3f}") for arm in speeds]
+    return format_table(("arm", "tokens per second", "of AdamW's"), "lrr", rows)
+
+
+def main() -> None:
+    parser = create_data_parser(__doc__, output=True)
+    parser.set_defaults(data=DATA)
+    parser.add_argument("--model", default="gpt:small")
+    parser.add_argument("--batch-tokens", type=int, default=MIDDLE)
+    parser.add_argument("--steps", type=int, default=10, help="in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    setting = make_setting(REFERENCE, START[REFERENCE])
+    size = arguments.model, 256, arguments.batch_tokens, arguments.steps
+    key = RunKey("throughput", *size, setting, seed=0)
+    speeds, missing = measure(open_trainer(arguments), key, ARMS, arguments.rounds)
+    print(format_speeds(speeds))
+    device = torch.device(arguments.device)
+    found = {"tokens_per_second": speeds, "of_adamw": find_ratios(speeds), "missing": missing}
+    write_measurements(arguments, device, model=arguments.model,
+                       tokens_per_step=arguments.batch_tokens, **found)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
