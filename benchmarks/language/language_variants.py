@@ -129,6 +129,21 @@ class FixedNorm(Wrapper):
             p.add_(shown * (norm / shown.norm() - 1))
 
 
+class HiddenRate(Wrapper):
+    """A control: another learning rate of hidden matrices, with the same lr · decay."""
+
+    def __init__(self, inner: Any, setting: Setting, steps: int, hidden: list[Tensor]) -> None:
+        super().__init__(inner, setting, steps)
+        chosen = set(hidden)
+        self._groups = [g for g in self.param_groups if g["params"][0] in chosen]
+        for group in self._groups:
+            group["weight_decay"] /= setting.strength
+
+    def prepare(self) -> None:
+        for group in self._groups:
+            group["lr"] *= self.setting.strength
+
+
 class CautiousDecay(Wrapper):
     """Elements decay only where the step already moves them towards zero.
 
@@ -214,6 +229,15 @@ def _fix_norm(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
     return FixedNorm(build_arm(model, setting, steps), setting, steps, hidden)
 
 
+def _change_hidden_rate(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    hidden = collect_roles(model)["hidden"]
+    return HiddenRate(build_arm(model, setting, steps), setting, steps, hidden)
+
+
+def _change_decay(model: nn.Module, setting: Setting, steps: int) -> Any:
+    return build_arm(model, replace(setting, decay=setting.decay * setting.strength), steps)
+
+
 def _decay_cautiously(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
     return CautiousDecay(build_arm(model, setting, steps), setting, steps)
 
@@ -282,6 +306,9 @@ VARIANTS: dict[str, Variant] = {
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon
     "slower rest": Variant(_cool_down_rest, (0.5, 0.7)),
     "power cooldown": Variant(_cool_down, (0.7, 1.5, 2.0)),
+    # Controls. A fixed norm must beat another rate, and cautious decay must beat less decay.
+    "control: hidden rate": Variant(_change_hidden_rate, (0.7, 1.4)),
+    "control: decay": Variant(_change_decay, (0.4, 0.7)),
 }
 
 

@@ -13,6 +13,9 @@ without the lead at the same seed.
     confirm  200 and 400 steps, five fresh seeds: the best strength of the leads that were ahead by
              more than 0.001 nats. p is corrected (Holm) for all leads and lengths of an arm.
 
+Two controls change nothing but the learning rate of hidden matrices, or the decay. A lead that also
+changes these, as a fixed norm or cautious decay does, must gain more than its control.
+
 The recipe has its default learning rate and decay. Muon has no defaults, so it gets a search of
 12 runs first. lr · decay · steps is the same at all lengths. Runs are lines of
 results/language/leads.jsonl and are not repeated.

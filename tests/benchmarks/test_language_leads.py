@@ -86,7 +86,8 @@ def test_every_variant_trains_and_differs_from_the_plain_arm(plain, arm, name):
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
 
 
-NEUTRAL = dict.fromkeys(VARIANTS, 0.0) | {"slower rest": 1.0, "power cooldown": 1.0}
+ONE = ("slower rest", "power cooldown", "control: hidden rate", "control: decay")
+NEUTRAL = {name: 1.0 if name in ONE else 0.0 for name in VARIANTS}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,20 @@ def test_cooldowns_have_their_rates():
     factors = [find_lr_factor(step, STEPS) for step in range(STEPS)]
     assert [rate for rate, _ in rates] == pytest.approx([0.02 * f for f in factors])
     assert [rate for _, rate in rates] == pytest.approx([0.02 * f**0.5 for f in factors])
+
+
+def test_the_control_of_the_rate_keeps_lr_times_decay():
+    products = []
+
+    def measure(model, optimizer):
+        hidden = collect_roles(model)["hidden"][0]
+        (group,) = (g for g in optimizer.param_groups if any(p is hidden for p in g["params"]))
+        products.append((group["lr"], group["lr"] * group["weight_decay"]))
+
+    train(make_variant(make_base(RECIPE), "control: hidden rate", 1.4), measure)
+    factors = [find_lr_factor(step, STEPS) for step in range(STEPS)]
+    assert [lr for lr, _ in products] == pytest.approx([0.028 * f for f in factors])
+    assert [product for _, product in products] == pytest.approx([0.04 * f for f in factors])
 
 
 def test_an_unknown_lead_is_refused():
