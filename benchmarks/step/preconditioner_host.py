@@ -39,8 +39,9 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function._schema.name in LAUNCHES:
-            self.found[function._schema.name] += 1
+        name = function.name().partition(".")[0]
+        if name in LAUNCHES:
+            self.found[name] += 1
         return function(*args, **(kwargs or {}))
 
 

@@ -63,10 +63,10 @@ def test_the_table():
     rows = [line.split("  ") for line in shown.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0] == ["role", "parameters", "shape", "P", "decay", "scale"]
-    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1", "1"]
-    assert fused in cells
+    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1"]
+    assert [*fused, "1.46"] in cells  # 8 matrices
     assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.1"] in cells
-    assert ["output", "head.weight", "11 × 8", "diagonal", "0.1", "5.625"] in cells
+    assert ["output", "head.weight", "11 × 8", "diagonal", "0.1", "5.62"] in cells
     assert cells[-1] == ["frozen", "unused", "3"]
 
 
@@ -123,6 +123,21 @@ def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
     assert find(nn.RMSNorm(8, elementwise_affine=False), head) == 3.0
     assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 12.0
     assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 12.0
+
+
+def test_hidden_matrices_of_deep_networks_take_smaller_steps():
+    """By the fourth root of their number; fused projections count one by one."""
+
+    def find(depth):
+        fused = nn.MultiheadAttention(8, 2)  # four matrices: Q, K, V and the output projection
+        layers = [nn.Linear(8, 8) for _ in range(depth - 4)]
+        groups = param_groups(nn.Sequential(fused, *layers, nn.LayerNorm(8), nn.Linear(8, 4)))
+        return [g["precondition"].scale for g in groups if g["role"] == "hidden"]
+
+    assert find(36) == [1.0, 1.0]  # fused and plain
+    assert find(9) == [pytest.approx(2**0.5)] * 2
+    with pytest.raises(ValueError, match="depth must be None or an integer of at least 1, got 0"):
+        RoleOptions("spectral", decay=True, depth=0)
 
 
 def test_options_for_a_vocabulary_have_none_of_their_own():

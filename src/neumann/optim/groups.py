@@ -26,7 +26,7 @@ from neumann.optim.roles import (
     Assignment,
     find_roles,
 )
-from neumann.validation import is_number, require, require_positive
+from neumann.validation import is_count, is_number, require, require_positive
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,17 @@ class RoleOptions:
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
     per_input: bool = False  # divide the scale by the number of a layer's inputs
+    depth: int | None = (
+        None  # hidden matrices at which the scale holds; it is smaller in deeper nets
+    )
     normalized: float = 1.0  # multiplies the scale of an output layer right after a layer norm
     vocabulary: "RoleOptions | None" = None  # for an output layer over tokens, if not these
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
         require_positive("normalized", self.normalized)
+        good = self.depth is None or (is_count(self.depth) and self.depth >= 1)
+        require(good, "depth", self.depth, "None or an integer of at least 1")
         own = self.vocabulary
         good = own is None or (isinstance(own, RoleOptions) and own.vocabulary is None)
         require(good, "vocabulary", own, "None or a RoleOptions without a `vocabulary` of its own")
@@ -76,16 +81,18 @@ class RoleOptions:
         return preconditioner
 
 
-# One learning rate for all roles and widths. A step changes the outputs of a hidden layer by the
-# same amount whatever its shape, and each element of an embedding or a vector by the same amount.
+# One learning rate for all roles, widths and depths. A step changes the outputs of a hidden layer
+# by the same amount whatever its shape; by less in a deep network, where the changes of many layers
+# add up. It changes each element of an embedding or a vector by the same amount.
 # An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
 # inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
 # token; there each element takes steps of its own size, and the scores change by the same amount
 # whatever the number of inputs. docs/recipe.md says where the numbers come from.
+DEPTH_POWER = 0.25
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
 DEFAULTS: Mapping[str, RoleOptions] = {
-    HIDDEN: RoleOptions(_SPECTRAL, decay=True),
+    HIDDEN: RoleOptions(_SPECTRAL, decay=True, depth=36),
     EMBEDDING: RoleOptions(_DIAGONAL, decay=False, scale=0.1),
     OUTPUT: RoleOptions(
         _SPECTRAL,
@@ -112,7 +119,7 @@ class ParamGroups(list[dict[str, Any]]):
             view = str(getattr(chosen, "view", WHOLE))
             called = f"{chosen.name}, {view}" if view else chosen.name
             decay = group.get("weight_decay", "as given")
-            scale = f"{chosen.scale:g}" if hasattr(chosen, "scale") else ""
+            scale = f"{chosen.scale:.3g}" if hasattr(chosen, "scale") else ""
             for name, shape in _summarize(group["params"]):
                 shown = "none" if decay == 0 else decay if isinstance(decay, str) else f"{decay:g}"
                 rows.append((group["role"], name, shape, called, shown, scale))
@@ -167,11 +174,14 @@ def param_groups(
             'with precondition="diagonal" and a learning rate of about 0.0025'
         )
     vocabularies = {len(a.parameter) for a in assignments if a.role == EMBEDDING}
+    depth = sum(a.view.part_count for a in trained if a.role == HIDDEN)
     found: list[tuple[dict[str, Any], list[Any]]] = []
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
         given = chosen[assignment.role]
         if given.vocabulary is not None and _is_over_tokens(assignment, vocabularies):
             given = given.vocabulary
+        if given.depth is not None:
+            given = given.scaled_by((given.depth / max(depth, 1)) ** DEPTH_POWER)
         inputs = _count_inputs(assignment) if given.per_input else 1
         made = given.make_preconditioner(inputs, assignment.normalized)
         if assignment.view != WHOLE and isinstance(made, Spectral):

@@ -49,6 +49,11 @@ class MatrixView:
             matrices = matrices.transpose(1, 2)
         return [self._split_heads(part, tensor) for part in self._split_parts(matrices, tensor)]
 
+    @property
+    def part_count(self) -> int:
+        """How many projections are fused in a tensor."""
+        return self.parts if isinstance(self.parts, int) else len(self.parts)
+
     def count_sides(self, tensor: Tensor) -> tuple[int, int]:
         """The numbers of outputs and inputs of each matrix."""
         first = self.split(torch.empty(tensor.shape, device="meta"))[0]
