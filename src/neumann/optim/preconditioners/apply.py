@@ -39,6 +39,7 @@ class Bucket:
     used: list[Tensor]  # the tensors of `memory`
     kept: list[Tensor]  # those of the optimizer's state
     before: list[Tensor] | None  # copies of these, if the step may be skipped
+    narrowed: bool = False  # whether some of these are kept in bfloat16, and `used` is wide
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -157,13 +158,15 @@ def _open_bucket(
     kept = _list_tensors(memory)
     before = None if skip is None else [tensor.clone() for tensor in kept]
     widened = _widen_narrow(memory, narrow)
-    used = kept if widened is memory else _list_tensors(widened)
-    return Bucket(group, chosen, wide, widened, used, kept, before)
+    if widened is None:
+        return Bucket(group, chosen, wide, memory, kept, kept, before)
+    used = _list_tensors(widened)
+    return Bucket(group, chosen, wide, widened, used, kept, before, narrowed=True)
 
 
 def _close_bucket(bucket: Bucket, skip: Tensor | None, found: list[Tensor | None]) -> None:
     """Write P's state back, restored if the step is skipped, and the directions into `found`."""
-    if bucket.used is not bucket.kept:
+    if bucket.narrowed:
         pairs = zip(bucket.kept, bucket.used, strict=True)
         written = [pair for pair in pairs if pair[0] is not pair[1]]
         torch._foreach_copy_([kept for kept, _ in written], [computed for _, computed in written])
@@ -212,8 +215,10 @@ def _widen(tensor: Any) -> Tensor:
     return real if real.dtype is torch.float32 else real.to(wide_dtype(real.dtype))
 
 
-def _widen_narrow(memory: list[dict[str, Tensor]], narrow: set[str]) -> list[dict[str, Tensor]]:
-    """The states with the tensors that were narrowed in float32; the same list if there are none.
+def _widen_narrow(
+    memory: list[dict[str, Tensor]], narrow: set[str]
+) -> list[dict[str, Tensor]] | None:
+    """The states with the tensors that were narrowed in float32; None if there are none.
 
     All of them in one operation: one for each tensor would be a launch for each.
     """
@@ -224,7 +229,7 @@ def _widen_narrow(memory: list[dict[str, Tensor]], narrow: set[str]) -> list[dic
         if key in narrow and tensor.dtype is torch.bfloat16
     ]
     if not found:
-        return memory
+        return None
     sources = [tensor for _, _, tensor in found]
     wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in sources]
     torch._foreach_copy_(wide, sources)
