@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 # What is ignored has no quick test, but takes seconds to import.
 QUICK := -m "not slow and not gpu and not distributed" --ignore tests/integrations
-QUICK += --ignore tests/optim/backends/cuda --ignore-glob "*/test_traced*.py"
+QUICK += --ignore tests/optim/backends/cuda --ignore tests/optim/preconditioners/cuda --ignore-glob "*/test_traced*.py"
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs format clean

@@ -9,6 +9,8 @@ import torch
 from benchmarks.step import compare_muons, peers, time_symmetric_product
 from benchmarks.step.networks import build_network
 
+pytestmark = pytest.mark.slow
+
 
 def run(module, monkeypatch, path, *arguments):
     given = [module.__name__, "--device", "cpu", "--output", str(path), *arguments]

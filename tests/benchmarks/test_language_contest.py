@@ -18,6 +18,8 @@ from benchmarks.language.contest_summary import (
 from benchmarks.language.language_runs import RunKey
 from neumann.lab.studies.statistics import Difference
 
+pytestmark = pytest.mark.slow
+
 BEST = {OURS: 2.00, "muon": 2.06, "muon by norm": 2.05, "soap": 2.10}  # others: 2.5
 
 

@@ -16,6 +16,8 @@ from benchmarks.language.draw_contest import (
 )
 from benchmarks.language.language_runs import RunKey
 
+pytestmark = pytest.mark.slow
+
 BOTTOMS = {OURS: 2.00, "muon by norm": 2.04, "adamw": 2.3}  # others: 2.5
 
 

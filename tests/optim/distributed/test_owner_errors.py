@@ -13,6 +13,8 @@ from neumann import Neumann
 from tests.support.divided_matrices import Layout, alone, make_optimizer, stepped, value
 from tests.support.programs import copying_context
 
+pytestmark = pytest.mark.distributed
+
 
 @pytest.mark.parametrize("mode", [None, "owner", "replicated"])
 def test_one_process_needs_no_group(mode):
