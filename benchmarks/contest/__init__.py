@@ -1,7 +1,9 @@
 """The large-batch contest: ten optimizers on CIFAR-10, tuned by the same rules.
 
 Scripts: `large_batch` trains and prints the tables, `update_pages` copies them into README and
-docs, `draw_figure` draws them; `tune_image_roles` looks for rates and decay by role. Helpers, from
-the bottom up: `entrants` (who takes part, and what identifies a run), `tuning` (the rules),
-`trainer` (one run), `stages` (all runs), `summary` and `markdown_tables` (what they amount to).
+docs, `draw_figure` draws them; `tune_image_roles` looks for rates and decay by role,
+`lr_by_network` asks whether one learning rate suits several networks, and `recipe_images` whether
+the recipe is as good as peers after tuning. Helpers, from the bottom up: `entrants` (who takes
+part, and what identifies a run), `tuning` (the rules), `trainer` (one run), `recipe_runs` (one run
+of the recipe), `stages` (all runs), `summary` and `markdown_tables` (what they amount to).
 """

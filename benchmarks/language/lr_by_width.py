@@ -1,20 +1,21 @@
-"""Does one learning rate suit GPTs of all widths? The best one on a grid, for each scaling.
+"""Does one learning rate suit GPTs of all widths and depths? The best one on a grid, by scaling.
 
     python -m benchmarks.language.lr_by_width train --data-dir data --seconds 1200
     python -m benchmarks.language.lr_by_width table
 
 `one for all` is the spectral P for every matrix, `recipe` what `neumann.param_groups` does, and
 `spectral` a candidate: the same P by role, but with the elements of all steps equally large. Every
-width is trained with learning rates in ratio 2, until the best has a worse one on both sides; then
-the two best get three seeds. Runs are lines of results/language/lr-by-width.jsonl and are not
-repeated.
+network is trained with learning rates in ratio 2, until the best has a worse one on both sides;
+with --seeds 3, these get two further seeds. Runs are lines of results/language/lr-by-width.jsonl
+and are not repeated.
 """
 
 import argparse
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner, claim
 from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
 from benchmarks.language.language_arms import Setting, make_recipe
@@ -22,7 +23,8 @@ from benchmarks.language.language_runs import RunKey, create_language_parser, op
 from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/lr-by-width.jsonl")
-WIDTHS = (128, 512, 1024)
+Size = tuple[int, int]  # width, depth
+SIZES = ((1024, 6), (512, 6), (128, 6), (384, 12), (384, 2))
 # Where the search of an arm starts. Everything but lr stays as it is.
 START = {
     "one for all": Setting("one for all", 0.008),
@@ -32,23 +34,22 @@ START = {
     "muon by norm": Setting("muon by norm", 0.032, embedding=0.5, output=0.5),
     "adamw": Setting("adamw", 0.001, momentum=0.9, embedding=16.0, output=8.0),
 }
-SEEDS = 3
 
 
-def make_key(arguments: argparse.Namespace, arm: str, width: int, index: int, seed: int) -> RunKey:
+def make_key(arguments: argparse.Namespace, arm: str, size: Size, index: int, seed: int) -> RunKey:
     setting = replace(START[arm], lr=START[arm].lr * 2.0**index)
     if arm == "recipe":
         setting = replace(setting, decay=FORGETTING / (setting.lr * arguments.steps))
-    model = f"gpt:width={width},depth=6"
+    model = "gpt:width={},depth={}".format(*size)
     batch = arguments.batch_tokens
     return RunKey("width", model, 256, batch, arguments.steps, setting, seed)
 
 
-def tune(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, width: int) -> int:
+def tune(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, size: Size) -> int:
     """The index of the best learning rate; MissingRunError if the time is up."""
 
     def score(index: int, seed: int) -> float:
-        loss = runner.finish(make_key(arguments, arm, width, index, seed))["loss"]
+        loss = runner.finish(make_key(arguments, arm, size, index, seed))["loss"]
         return -1e9 if loss is None else -loss
 
     return find_bracketed_best(score, [(0, 0), (-1, 0), (1, 0)], 1)[0]
@@ -57,10 +58,10 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, width:
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
     rows = []
     for arm in arguments.arms:
-        for width in arguments.widths:
+        for size in arguments.sizes:
             found = {}
             for index in range(-8, 9):
-                runs = ledger.find_seeds(make_key(arguments, arm, width, index, 0))
+                runs = ledger.find_seeds(make_key(arguments, arm, size, index, 0))
                 losses = [run["loss"] for run in runs.values() if run["loss"] is not None]
                 if losses:
                     found[index] = (sum(losses) / len(losses), len(losses))
@@ -71,31 +72,44 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
             curve = ", ".join(f"{start * 2.0**i:.4g}: {found[i][0]:.4f}" for i in found)
             loss, seeds = found[best]
             rows.append(
-                (arm, str(width), f"{start * 2.0**best:.4g}", f"{loss:.4f}", str(seeds), curve)
+                (arm, *map(str, size), f"{start * 2.0**best:.4g}", f"{loss:.4f}", str(seeds), curve)
             )
-    print(format_table(("arm", "width", "best lr", "loss", "n", "all"), "lrrrrl", rows))
+    print(format_table(("arm", "width", "depth", "best lr", "loss", "n", "all"), "lrrrrrl", rows))
 
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=("train", "table"))
     parser.add_argument("--arms", nargs="+", choices=list(START), default=list(START))
-    parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-tokens", type=int, default=131_072)
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES, metavar="WIDTHxDEPTH")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-tokens", type=int, default=32_768)
     arguments = parser.parse_args()
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
-        for width in arguments.widths:
-            for arm in arguments.arms:
-                try:
-                    best = tune(arguments, runner, arm, width)
-                except MissingRunError:
-                    continue
-                for index in (best, best - 1, best + 1):
-                    for seed in range(1, SEEDS):
-                        runner.run(make_key(arguments, arm, width, index, seed))
+        for size, arm in itertools.product(arguments.sizes, arguments.arms):
+            with claim(arguments.share, (size, arm)) as claimed:
+                if claimed:
+                    train_size(arguments, runner, arm, size)
     print_table(arguments, ledger)
+
+
+def train_size(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, size: Size) -> None:
+    """Find the best learning rate of a network, then give it and its neighbours more seeds."""
+    try:
+        best = tune(arguments, runner, arm, size)
+    except MissingRunError:
+        print("the time is up; run it again to continue")
+        return
+    for index, seed in itertools.product((best, best - 1, best + 1), range(1, arguments.seeds)):
+        runner.run(make_key(arguments, arm, size, index, seed))
+
+
+def parse_size(text: str) -> Size:
+    """Width and depth, from `384x6`."""
+    width, _, depth = text.partition("x")
+    return int(width), int(depth)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ START: dict[str, Point] = {
     "spectral by norm": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
     "muon": {**_MUON, "embedding": 0.016, "output": 0.016},
     "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
-    "muon by norm": {**_MUON, "lr": 0.032, "decay": 0.4, "embedding": 0.016, "output": 0.016},
+    "muon by norm": {**_MUON, "lr": 0.064, "embedding": 0.016, "output": 0.016},
     "normuon": {**_MUON, "embedding": 0.016, "output": 0.016},
     "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.2, "embedding": 0.016, "output": 0.016},
     "schedule-free": {**_ADAMW, "embedding": 0.016, "output": 0.008},

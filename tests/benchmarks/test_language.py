@@ -97,18 +97,20 @@ def test_by_norm_the_output_rate_falls_with_the_width(width, rate):
 def test_lr_by_width_brackets_the_best_rate(tmp_path, capsys):
     """On invented losses with their minimum at 4 times the starting rate of every arm."""
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
-    arguments = argparse.Namespace(arms=["recipe", "muon"], widths=[16], steps=3, batch_tokens=64)
+    arguments = argparse.Namespace(
+        arms=["recipe", "muon"], sizes=[(16, 1)], steps=3, batch_tokens=64
+    )
 
     def lose(key):
         start = lr_by_width.START[key.setting.arm].lr
         return {"loss": (torch.tensor(key.setting.lr / start).log2().item() - 2) ** 2}
 
     runner = Runner(ledger, lose)
-    assert [lr_by_width.tune(arguments, runner, arm, 16) for arm in arguments.arms] == [2, 2]
+    assert [lr_by_width.tune(arguments, runner, arm, (16, 1)) for arm in arguments.arms] == [2, 2]
     lr_by_width.print_table(arguments, ledger)
     table = capsys.readouterr().out
-    assert "| recipe | 16 | 0.12 |" in table
-    assert "| muon | 16 | 0.064 |" in table
+    assert "| recipe | 16 | 1 | 0.12 |" in table
+    assert "| muon | 16 | 1 | 0.064 |" in table
 
 
 def test_muon_by_norm_slows_layers_with_many_inputs():
