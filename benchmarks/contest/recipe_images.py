@@ -12,6 +12,7 @@ recipe gets none. Then all three train with ten fresh seeds and are scored on th
 are lines of results/recipe-cifar10.jsonl or results/recipe-cifar100.jsonl and are not repeated.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,9 +100,8 @@ def main() -> None:
 def train_all(runner: Runner[RunKey], test: bool = True) -> None:
     """Tune the peers, then test everybody."""
     chosen = {OURS: make_recipe()} | {entrant: tune(runner, entrant) for entrant in PEERS}
-    for seed in SEEDS if test else ():
-        for entrant, setting in chosen.items():
-            runner.run(make_key("final", entrant, setting, seed))
+    for seed, entrant in itertools.product(SEEDS if test else (), chosen):
+        runner.run(make_key("final", entrant, chosen[entrant], seed))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
     python -m benchmarks.language.recipe_untuned table
 
-`tune` instead of `train` leaves out the test.
+`tune` instead of `train` leaves out the test; with --peers and --steps, several processes can tune
+at the same time, and --share divides the runs among them.
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. The recipe gets none: learning rate, decay and momenta are its defaults. Then all
@@ -13,6 +14,7 @@ in 200 steps of 131,072 tokens). Runs are lines of results/language/recipe.jsonl
 repeated; other data (--data) need another file (--results).
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,23 +83,28 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=("tune", "train", "table"))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune")
+    parser.add_argument("--steps", type=int, help="only this length of runs")
     arguments = parser.parse_args()
     ledger, runner = open_language_runner(arguments)
-    if arguments.stage != "table":
-        try:
-            train_all(runner, test=arguments.stage == "train")
-        except MissingRunError:
-            print("the time is up; run it again to continue")
+    lengths = [length for length in LENGTHS if arguments.steps in (None, length[1])]
+    try:
+        if arguments.stage == "tune":
+            for arm, length in itertools.product(arguments.peers, lengths):
+                tune(runner, arm, length)
+        elif arguments.stage == "train":
+            train_all(runner, lengths)
+    except MissingRunError:
+        print("the time is up; run it again to continue")
     print_table(ledger)
 
 
-def train_all(runner: Runner[RunKey], test: bool = True) -> None:
+def train_all(runner: Runner[RunKey], lengths: Sequence[tuple[int, int]] = LENGTHS) -> None:
     """Tune the peers, then test everybody."""
-    for length in LENGTHS:
+    for length in lengths:
         chosen = [make_ours(length[1]), *(tune(runner, arm, length) for arm in PEERS)]
-        for seed in SEEDS if test else ():
-            for setting in chosen:
-                runner.run(make_key("test", length, setting, seed))
+        for seed, setting in itertools.product(SEEDS, chosen):
+            runner.run(make_key("test", length, setting, seed))
 
 
 if __name__ == "__main__":
