@@ -18,7 +18,6 @@ lack of memory for example, is listed with its error.
 """
 
 import gc
-import random
 import statistics
 import sys
 import time
@@ -29,26 +28,27 @@ from torch import Tensor, nn
 
 from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.common.script import create_parser, write_measurements
-from benchmarks.common.timing import read_clock, synchronize, time_on_gpu
+from benchmarks.common.timing import synchronize
 from benchmarks.step.networks import NETWORKS, PUBLISHED, build_network
 from benchmarks.step.peers import PEERS, REFERENCE, Peer, Stepping, find_peers, list_versions
+from benchmarks.step.timed_optimizer import TimedSteps, time_in_rounds
 
-LEAST_ROUNDS = 5
 WARM_UP = 4  # steps: the first ones create state and compile
-LONGEST_DELAY_MS = 100.0  # in which the host launches what the GPU is then timed with
 
 
-class Timed:
+class TimedPeer(TimedSteps):
     """A peer on a network, with the times of its steps."""
 
     def __init__(self, peer: Peer, model: nn.Module, device: torch.device) -> None:
-        self.peer, self._device = peer, device
+        super().__init__(device)
+        self.peer = peer
         synchronize(device)
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         start = time.perf_counter()
         self._stepping: Stepping = peer.build(model)
         for _ in range(WARM_UP):
-            self._step()
+            self.prepare()
+            self.step()
         synchronize(device)
         self.build_seconds = time.perf_counter() - start
         gc.collect()
@@ -56,34 +56,12 @@ class Timed:
             self.state_bytes = torch.cuda.memory_allocated() - before
         else:
             self.state_bytes = sum(count_bytes(o.state) for o in self._stepping.optimizers)
-        self.wall_ms: list[float] = []
-        self.gpu_ms: list[float] = []
 
-    def _step(self) -> None:
+    def prepare(self) -> None:
         self._stepping.give_gradients()
+
+    def step(self) -> None:
         self._stepping.step()
-
-    def time_wall(self) -> None:
-        self._stepping.give_gradients()
-        start = read_clock(self._device)
-        self._stepping.step()
-        self.wall_ms.append(1e3 * (read_clock(self._device) - start))
-
-    def time_gpu(self) -> None:
-        self._stepping.give_gradients()
-        delay = min(max(1.0, 2 * statistics.median(self.wall_ms)), LONGEST_DELAY_MS)
-        self.gpu_ms.append(time_on_gpu(self._stepping.step, delay))
-
-    def measure_peak_bytes(self) -> int | None:
-        """GPU memory that a step needs beyond parameters, gradients and state."""
-        if self._device.type != "cuda":
-            return None
-        synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self._step()
-        synchronize(self._device)
-        return torch.cuda.max_memory_allocated() - before
 
 
 def count_bytes(state: Any) -> int:
@@ -111,39 +89,29 @@ def measure(
     model = build_network(case, device)
     for p in model.parameters():  # before any peer, so that the allocator tells them from state
         p.grad = 1e-3 * torch.randn_like(p)
-    timed: list[Timed] = []
+    timed: list[TimedPeer] = []
     failed: dict[str, str] = {}
     for peer in peers:
         show_progress(f"{NETWORKS[case].title}: building {peer.name}")
         try:
-            timed.append(Timed(peer, model, device))
+            timed.append(TimedPeer(peer, model, device))
         except Exception as error:  # a peer must not end the comparison of the others
             lines = str(error).strip().splitlines() or [""]
             failed[peer.name] = f"{type(error).__name__}: {lines[0]}"
             show_progress(f"{peer.name} failed: {failed[peer.name]}")
             gc.collect()
-    start, rounds = time.perf_counter(), 0
-    shuffle = random.Random(0).shuffle  # so that no one always profits from the same predecessor
-    order = list(timed)
-    while rounds < LEAST_ROUNDS or time.perf_counter() - start < seconds:
-        shuffle(order)
-        for entry in order:
-            entry.time_wall()
-        if device.type == "cuda":
-            for entry in order:
-                entry.time_gpu()
-        rounds += 1
-    show_progress(f"{NETWORKS[case].title}: {rounds} rounds, {time.perf_counter() - start:.0f} s")
+    *_, (rounds, passed) = time_in_rounds(timed, seconds)
+    show_progress(f"{NETWORKS[case].title}: {rounds} rounds, {passed:.0f} s")
     weights = sum(p.numel() for p in model.parameters())
     rows = [make_row(case, weights, entry) for entry in timed]
-    del timed, order, model
+    del timed, model
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return rows, failed
 
 
-def make_row(case: str, weights: int, timed: Timed) -> dict[str, Any]:
+def make_row(case: str, weights: int, timed: TimedPeer) -> dict[str, Any]:
     """One optimizer on one network. Quartiles are lower, median and upper."""
     return {
         "case": case,

@@ -12,9 +12,7 @@ the given source folder. See benchmarks/step/versions.py.
 """
 
 import gc
-import random
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,11 +23,10 @@ from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.step.candidates import all_candidates, select
 from benchmarks.step.shapes import CASES, PUBLISHED
-from benchmarks.step.timed_optimizer import TimedOptimizer
+from benchmarks.step.timed_optimizer import TimedOptimizer, time_in_rounds
 from benchmarks.step.versions import compare_versions, format_ratios
 
 REFERENCE = "AdamW fused"
-LEAST_ROUNDS = 5
 
 
 def measure(
@@ -41,20 +38,10 @@ def measure(
     for number, candidate in enumerate(chosen, start=1):
         show_progress(f"{CASES[case].title}: building {number}/{len(chosen)} {candidate.name}")
         timed.append(TimedOptimizer(candidate, CASES[case].shapes, device))
-    start, rounds = time.perf_counter(), 0
-    shuffle = random.Random(0).shuffle  # so that no one always profits from the same predecessor
-    order = list(timed)
-    while rounds < LEAST_ROUNDS or time.perf_counter() - start < seconds:
-        shuffle(order)
-        for entry in order:
-            entry.time_wall()
-        if device.type == "cuda":
-            for entry in order:
-                entry.time_gpu()
-        rounds += 1
-        show_progress(f"{CASES[case].title}: round {rounds}, {time.perf_counter() - start:.0f} s")
+    for rounds, passed in time_in_rounds(timed, seconds):
+        show_progress(f"{CASES[case].title}: round {rounds}, {passed:.0f} s")
     rows = [make_row(case, entry) for entry in timed]
-    del timed, order, entry
+    del timed
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.step import compare_muons, peers, time_symmetric_product
 from benchmarks.step.networks import build_network
+from benchmarks.step.timed_optimizer import LEAST_ROUNDS
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def test_a_tiny_comparison(tmp_path, monkeypatch, capsys):
     for row in rows.values():
         low, median, high = row["wall_quartiles_ms"]
         assert 0 < low <= median <= high
-        assert row["rounds"] >= compare_muons.LEAST_ROUNDS
+        assert row["rounds"] >= LEAST_ROUNDS
         assert row["note"]
     assert found["environment"]["versions"]
     # m and P's momentum of the matrices, 4 or 2 bytes each, and a mean of squares for the rest
