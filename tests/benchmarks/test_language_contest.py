@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import contest_stages, contest_summary, recipe_untuned
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
 from benchmarks.language.contest_summary import (
     Saving,
     Verdict,
@@ -17,29 +17,9 @@ from benchmarks.language.contest_summary import (
 )
 from benchmarks.language.language_runs import RunKey
 from neumann.lab.studies.statistics import Difference
+from tests.support.language_scores import invent
 
 pytestmark = pytest.mark.slow
-
-BEST = {OURS: 2.00, "muon": 2.06, "muon by norm": 2.05, "soap": 2.10}  # others: 2.5
-
-
-def invent(key):
-    """A bowl in log lr with its own bottom for each arm; longer runs are better."""
-    s = key.setting
-    bottom = BEST.get(s.arm, 2.5)
-    away = 0.01 * math.log2(s.lr / 0.008) ** 2
-    length = 0.5 * (LENGTHS.get(key.tokens_per_step, 200) / key.steps - 1)
-    noise = 0.001 * math.sin(100 * key.seed + len(s.arm))
-    return {"loss": bottom + away + length + noise, "train_loss": bottom}
-
-
-@pytest.fixture(scope="module")
-def contest(tmp_path_factory):
-    ledger = Ledger(tmp_path_factory.mktemp("contest") / "runs.jsonl", RunKey)
-    contest = LanguageContest(ledger, Runner(ledger, invent))
-    for stage in STAGES:
-        contest.run(stage)
-    return contest
 
 
 def test_the_best_of_each_kind_goes_on(contest):

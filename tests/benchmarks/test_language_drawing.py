@@ -1,11 +1,9 @@
 """The plots of the language contest, on invented runs."""
 
-import math
-
 import pytest
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
 from benchmarks.language.contest_summary import find_verdicts
 from benchmarks.language.draw_contest import (
     collect_curves,
@@ -15,30 +13,9 @@ from benchmarks.language.draw_contest import (
     spread_labels,
 )
 from benchmarks.language.language_runs import RunKey
+from tests.support.language_scores import invent
 
 pytestmark = pytest.mark.slow
-
-BOTTOMS = {OURS: 2.00, "muon by norm": 2.04, "adamw": 2.3}  # others: 2.5
-
-
-def invent(key):
-    bottom = BOTTOMS.get(key.setting.arm, 2.5) + 0.01 * math.log2(key.setting.lr / 0.008) ** 2
-    bottom += {65_536: 0.9, 262_144: 0.5}.get(key.tokens_per_step, 0.25) * (
-        LENGTHS[key.tokens_per_step] / key.steps - 1
-    )
-    bottom += 0.004 * math.sin(99 * key.seed + key.steps + len(key.setting.arm))
-    places = range(0, key.steps, max(1, key.steps // 50))
-    losses = [bottom + 8 / (1 + 40 * place / key.steps) for place in places]
-    return {"loss": bottom, "train_loss": bottom, "losses": losses}
-
-
-@pytest.fixture(scope="module")
-def contest(tmp_path_factory):
-    ledger = Ledger(tmp_path_factory.mktemp("contest") / "runs.jsonl", RunKey)
-    contest = LanguageContest(ledger, Runner(ledger, invent))
-    for stage in STAGES:
-        contest.run(stage)
-    return contest
 
 
 def list_texts(figure):
