@@ -205,19 +205,18 @@ def _plan_round(
     dimensions = range(len(sizes))
     sharded = [d for d in dimensions if any(matrices[i].shards[d] is not None for i in chosen)]
     replicated = [d for d in dimensions if any(matrices[i].shards[d] is None for i in chosen)]
-    gathers = {d: _plan_gather(d, chosen, matrices, homes, sizes, place) for d in sharded}
+    gathers = {d: _plan_gather(d, matrices, homes, sizes, place) for d in sharded}
     return Round(
         chosen,
         owned,
         tuple(gathers[d] for d in reversed(sharded)),
         tuple(gathers[d].reverse() for d in sharded),
-        tuple(_plan_share(d, chosen, matrices, homes, sizes, place) for d in replicated),
+        tuple(_plan_share(d, matrices, homes, sizes, place) for d in replicated),
     )
 
 
 def _plan_gather(
     dimension: int,
-    chosen: Sequence[int],
     matrices: Sequence[Matrix],
     homes: dict[int, tuple[int, ...]],
     sizes: Sequence[int],
@@ -226,8 +225,8 @@ def _plan_gather(
     """Blocks on their way to the owner's coordinate in one sharded dimension."""
     outgoing: list[list[Block]] = [[] for _ in range(sizes[dimension])]
     incoming: list[list[Block]] = [[] for _ in range(sizes[dimension])]
-    for i in chosen:
-        shards, home = matrices[i].shards, homes[i]
+    for i, home in homes.items():
+        shards = matrices[i].shards
         # It must have arrived at the owner's coordinate in every dimension but these.
         open_ones = [d for d in range(dimension + 1) if shards[d] is not None]
         if shards[dimension] is None or not _agree(home, place, open_ones):
@@ -242,7 +241,6 @@ def _plan_gather(
 
 def _plan_share(
     dimension: int,
-    chosen: Sequence[int],
     matrices: Sequence[Matrix],
     homes: dict[int, tuple[int, ...]],
     sizes: Sequence[int],
@@ -250,8 +248,8 @@ def _plan_share(
 ) -> Share:
     """Blocks that go from the owner's coordinate in one replicated dimension to all others."""
     sources: list[list[Block]] = [[] for _ in range(sizes[dimension])]
-    for i in chosen:
-        shards, home = matrices[i].shards, homes[i]
+    for i, home in homes.items():
+        shards = matrices[i].shards
         everywhere = range(len(sizes))
         sharded = [d for d in everywhere if shards[d] is not None]
         # The dimensions before this one have been shared already.
