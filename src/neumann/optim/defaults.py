@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neumann.optim.options import check_group, to_plain
+from neumann.optim.options import check_group, has_forces, to_plain
 from neumann.validation import is_number, require
 
 # The paper's, and what measurements favor under P (docs/preconditioning.md). A P with a momentum of
@@ -50,7 +50,7 @@ def make_defaults(
         if all(p is not None for p in chosen):
             usual |= {name: _PRECONDITIONED[name] for name in _OF_THE_RUN}
         elif any(p is not None for p in chosen):
-            refuse_mixture(find_explicit(given))
+            _refuse_mixture(find_explicit(given))
     completed = {**given, **{name: usual[name] for name in usual if given[name] is None}}
     defaults = to_plain(_epochs_to_steps(completed))
     defaults["training"] = True
@@ -67,7 +67,17 @@ def find_explicit(given: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(explicit)
 
 
-def refuse_mixture(explicit: frozenset[str]) -> None:
+def refuse_mixed_group(
+    group: Mapping[str, Any], known: Sequence[Mapping[str, Any]], explicit: frozenset[str]
+) -> None:
+    """Raise if a group with P would join the paper's defaults without anyone having said so."""
+    paper = any(other["precondition"] is None for other in known)
+    forced = has_forces(group) or group["warmup_steps"] or group["reset_steps"]
+    if group["precondition"] is not None and paper and forced:
+        _refuse_mixture(explicit)
+
+
+def _refuse_mixture(explicit: frozenset[str]) -> None:
     """Raise if groups with and without P would share defaults that only suit the paper's form."""
     names = {"warmup_epochs": "warmup_steps", "reset_epochs": "reset_steps"}
     missing = [names.get(name, name) for name in _OF_THE_RUN if name not in explicit]

@@ -9,7 +9,7 @@ in `update`.
 A gradient travels p.grad → `StateStore.gather` → the preconditioner → the backend → p.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Self, overload
@@ -25,7 +25,7 @@ from neumann.optim.defaults import (
     add_usual_options,
     find_explicit,
     make_defaults,
-    refuse_mixture,
+    refuse_mixed_group,
 )
 from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance_tracker import DistanceTracker
@@ -185,7 +185,7 @@ class Neumann(Optimizer):
                 group = {**{name: self.param_groups[0][name] for name in options.COMMON}, **group}
         merged = {**self.defaults, **group, **current}
         if self.param_groups and not self._constructing:
-            self._refuse_mixture(merged)
+            refuse_mixed_group(merged, self.param_groups, self._explicit)
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
@@ -201,13 +201,6 @@ class Neumann(Optimizer):
             if self.param_groups:
                 self._rebuild()
             raise
-
-    def _refuse_mixture(self, group: Mapping[str, Any]) -> None:
-        """Raise if a group with P would join the paper's defaults without anyone having said so."""
-        paper = any(known["precondition"] is None for known in self.param_groups)
-        forced = has_forces(group) or group["warmup_steps"] or group["reset_steps"]
-        if group["precondition"] is not None and paper and forced:
-            refuse_mixture(self._explicit)
 
     def _rebuild(self) -> None:
         """After groups or state have changed: find the sharding, choose a backend, tie scalars."""
