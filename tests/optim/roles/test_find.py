@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from neumann.optim.roles import find_roles
 from tests.support.role_models import LSTMModel, Network
@@ -177,6 +177,14 @@ def test_weight_norm_as_it_was():
     assert found["0.weight_v"] == "hidden"
     assert found["1.weight_v"] == "output"
     assert found["0.weight_g"] == found["1.weight_g"] == "vector"
+
+
+def test_pruned_weights():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.Linear(6, 3))
+    for layer in model:
+        prune.identity(layer, "weight")
+    found = roles(model)
+    assert [found[f"{i}.weight_orig"] for i in range(3)] == ["embedding", "hidden", "output"]
 
 
 def test_a_parametrization_with_parameters():

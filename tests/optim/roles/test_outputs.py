@@ -90,6 +90,55 @@ def test_several_heads(container):
     assert all(name.startswith("heads.") for name in outputs(Model()))
 
 
+class Named(nn.Module):
+    """Has a body, and layers with the given names before it or after it."""
+
+    def __init__(self, *, before=None, after=None):
+        super().__init__()
+        for name, layer in (before or {}).items():
+            self.add_module(name, layer)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(8)
+        for name, layer in (after or {}).items():
+            self.add_module(name, layer)
+
+
+def test_heads_beside_each_other():
+    heads = {"policy_head": nn.Linear(8, 4), "value_head": nn.Linear(8, 1)}
+    assert outputs(Named(after=heads)) == ["policy_head.weight", "value_head.weight"]
+    assert outputs(Named(before=heads)) == ["policy_head.weight", "value_head.weight"]
+    perceptrons = [nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, n)) for n in (4, 1)]
+    model = Named(after=dict(zip(("actor", "critic"), perceptrons, strict=True)))
+    assert outputs(model) == ["actor.2.weight", "critic.2.weight"]
+
+
+def test_heads_beside_each_other_follow_the_same_norm():
+    found = find_roles(Named(after={"head": nn.Linear(8, 4), "head_dist": nn.Linear(8, 4)}))
+    assert [one.normalized for one in found if one.role == "output"] == [True, True]
+
+
+def test_a_norm_may_be_spelled_in_another_way():
+    class RmsNorm(nn.LayerNorm):  # of timm
+        pass
+
+    found = find_roles(nn.Sequential(nn.Linear(4, 8), RmsNorm(8), nn.Linear(8, 3)))
+    assert [one.normalized for one in found if one.role == "output"] == [True]
+
+
+def test_names_of_layers_that_compute_no_outputs():
+    model = Named(after={"pre_classifier": nn.Linear(8, 8), "classifier": nn.Linear(8, 3)})
+    assert outputs(model) == ["classifier.weight"]  # DistilBERT
+    model = Named(before={"conv_head": nn.Conv2d(3, 8, 1)}, after={"fc": nn.Linear(8, 3)})
+    assert outputs(model) == ["fc.weight"]  # EfficientNet
+    embeddings = nn.ModuleDict({"visual_projection": nn.Linear(8, 8)})
+    assert outputs(Named(before={"embeddings": embeddings})) == []  # VisualBERT
+
+
+@pytest.mark.parametrize("name", ["qa_outputs", "seq_relationship"])
+def test_outputs_of_bert_and_its_kin(name):
+    assert outputs(Named(before={name: nn.Linear(8, 2)})) == [f"{name}.weight"]
+
+
 def test_a_dictionary_of_layers():
     layers = {"first": nn.Linear(3, 8), "blocks": nn.ModuleList([Block(), Block()])}
     assert outputs(nn.ModuleDict(layers | {"last": nn.Linear(8, 5)})) == ["last.weight"]
@@ -140,6 +189,18 @@ def test_a_model_may_say(method):
     assert outputs(Model()) == ["answer.weight"]
     setattr(Model, method, lambda self: (self.answer, nn.Identity(), self.other))
     assert outputs(Model()) == ["answer.weight", "other.weight"]
+
+
+def test_a_model_may_say_that_a_perceptron_computes_the_outputs():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.ModuleDict({"one": nn.Linear(8, 32), "two": nn.Linear(32, 5)})
+
+        def get_classifier(self):
+            return self.head
+
+    assert outputs(Model()) == ["head.two.weight"]
 
 
 def test_a_model_may_have_no_answer():

@@ -27,6 +27,9 @@ FROZEN = "frozen"  # no role: left out, and listed
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
+# The weight of a layer: as it is, under weight_norm, and under spectral_norm or pruning.
+_WEIGHTS = ("weight", "weight_v", "weight_orig")
+
 # Names that decide where no module type does, in this order.
 _NAMES = (
     (EMBEDDING, re.compile(r"table|relative")),  # of the biases of positions, say
@@ -99,7 +102,7 @@ def find_roles(
                     "no matrix; make it a vector, or let the pattern match weights alone"
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)
-        normalized = role == OUTPUT and follows_layer_norm(own.places[0][0], places)
+        normalized = role == OUTPUT and follows_layer_norm(own.places[0][0], places, outputs)
         found.append(Assignment(own.name, own.parameter, role, view, normalized))
     return found
 
@@ -165,7 +168,7 @@ def _refuse_untrainable(name: str, parameter: Tensor) -> None:
 def _choose_role(own: _Owned, outputs: set[nn.Module]) -> str:
     parameter = own.parameter
     if parameter.ndim > 1:
-        modules = [place.module for place, name in own.places if name in ("weight", "weight_v")]
+        modules = [place.module for place, name in own.places if name in _WEIGHTS]
         if any(map(_is_embedding, modules)):
             return EMBEDDING
         if any(module in outputs for module in modules):

@@ -14,10 +14,11 @@ from torch import nn
 from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size, unwrap
 
 _OUTPUT_NAMES = re.compile(
-    r"classifier|logits|unembed|^(lm_)?head$|^(cls|class|bbox|kps)_|_pred$"
-    r"|^(text|visual)_projection$"
+    r"(?<!pre_)classifier|logits|unembed|(^|(?<!conv)_)head(_|$)|^(actor|critic)$"
+    r"|^(cls|class|bbox|kps)_|_pred$|^(text|visual)_projection$|^qa_outputs$|^seq_relationship$"
 )
-_NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector")  # which may come last
+# What may come last, or have the name of an output, and is none.
+_NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector|embeddings\.|embed_tokens")
 
 
 def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
@@ -34,19 +35,25 @@ def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
     for branch_layers in auxiliary.values():
         outputs |= _find_last(branch_layers)
     for place in places:
-        if _OUTPUT_NAMES.search(place.layer) and not place.lists:
+        named = _OUTPUT_NAMES.search(place.layer) and not _NO_OUTPUTS.search(place.path)
+        if named and not place.lists:
             if is_layer(place.module):
                 outputs.add(place.module)
-            elif "classifier" in place.layer:
+            elif re.search("classifier|^(actor|critic)$", place.layer):
                 outputs |= _find_last([p for p in layers if p.path.startswith(f"{place.path}.")])
     return outputs
 
 
-def follows_layer_norm(place: Place, places: Sequence[Place]) -> bool:
-    """Whether the last module with a function of its own before this one is a layer norm."""
+def follows_layer_norm(place: Place, places: Sequence[Place], outputs: set[nn.Module]) -> bool:
+    """Whether the last module with a function of its own before this one is a layer norm.
+
+    Outputs beside it do not count: several heads take the same inputs.
+    """
     for other in reversed(places[: places.index(place)]):
-        if re.search("LayerNorm|RMSNorm", type(other.module).__name__):
+        if re.search("LayerNorm|RMSNorm", type(other.module).__name__, re.IGNORECASE):
             return True
+        if other.module in outputs and other.parent is place.parent:
+            continue
         is_leaf = not any(True for _ in other.module.children())
         if is_leaf and any(True for _ in other.module.parameters()):
             return False
@@ -64,10 +71,18 @@ def _ask(model: nn.Module) -> set[nn.Module] | None:
         except (AttributeError, NotImplementedError, TypeError):
             continue
         modules = answer if isinstance(answer, tuple | list) else [answer]
-        layers = {m for part in modules if isinstance(part, nn.Module) for m in part.modules()}
-        if layers or method == "get_classifier":
-            return {module for module in layers if is_layer(module)}
+        modules = [part for part in modules if isinstance(part, nn.Module)]
+        if modules or method == "get_classifier":
+            return {layer for part in modules for layer in _find_ends(part)}
     return None
+
+
+def _find_ends(module: nn.Module) -> list[nn.Module]:
+    """The layers of a classifier: one or several heads, or the last one of an MLP."""
+    layers = [m for m in module.modules() if is_layer(m)]
+    sizes = [read_size(layer) or (0, 0) for layer in layers]
+    taken = [one[1] == after[0] != after[1] for one, after in pairwise(sizes)]
+    return [layer for layer, inner in zip(layers, [*taken, False], strict=False) if not inner]
 
 
 def _find_last(layers: Sequence[Place]) -> set[nn.Module]:
