@@ -46,6 +46,17 @@ def test_wrapped_models(build):
     assert table(build()) == table(Network())
 
 
+def sequences():
+    inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3))
+    return nn.Sequential(*inner)
+
+
+def test_wrappers_do_not_make_layers_repeated_blocks():
+    assert table(nn.Sequential(*map(compiled, sequences()))) == table(sequences())
+    layers = nn.Linear(4, 8), nn.Linear(8, 3)
+    assert table(nn.Sequential(*map(compiled, layers))) == table(nn.Sequential(*layers))
+
+
 def test_a_module_may_have_the_name_of_a_wrapper():
     """`module` is dropped if a wrapper added it, not if the user did."""
     model = nn.Module()
@@ -73,9 +84,17 @@ def roles_when_sharded():
     return table(model) == table(compiled(model)) == table(Network())
 
 
+def roles_of_sharded_sequences():
+    model = sequences()
+    for part in model:
+        fully_shard(part)
+    return table(fully_shard(model)) == table(sequences())
+
+
 @needs_fsdp
 def test_fsdp(two):
     assert all(two.run(roles_when_sharded))
+    assert all(two.run(roles_of_sharded_sequences))
 
 
 def refusal():

@@ -66,10 +66,17 @@ def _is_repeated(child: nn.Module, parent: nn.Module) -> bool:
     """Whether a module is one of several layers: in a list, or a block like another beside it."""
     if isinstance(parent, nn.ModuleList):
         return True
-    if not isinstance(parent, nn.Sequential) or type(child) is nn.Sequential:
+    kind = _find_class(child)
+    if not isinstance(parent, nn.Sequential) or kind is nn.Sequential:
         return False
-    is_block = any(True for _ in child.children())
-    return is_block and sum(type(other) is type(child) for other in parent.children()) > 1
+    is_block = any(True for _ in unwrap(child).children())
+    return is_block and sum(_find_class(other) is kind for other in parent.children()) > 1
+
+
+def _find_class(module: nn.Module) -> type:
+    """The class of a module without wrappers. FSDP2 puts one of its own before that."""
+    kind = type(unwrap(module))
+    return kind.__mro__[2] if kind.__mro__[1].__name__ == "FSDPModule" else kind
 
 
 def is_matrix_module(module: nn.Module) -> bool:
