@@ -296,7 +296,8 @@ def test_a_group_that_comes_later():
 
 
 @pytest.mark.parametrize(
-    ("key", "near"), [("momentun", "momentum"), ("weightdecay", "weight_decay"), ("LR", None)]
+    ("key", "near"),
+    [("momentun", "momentum"), ("weightdecay", "weight_decay"), ("LR", "lr"), ("layer", None)],
 )
 def test_a_misspelled_option(key, near):
     group = {"params": vectors(1), key: 0.5}

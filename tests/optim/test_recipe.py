@@ -58,6 +58,15 @@ def test_three_lines_train_a_model():
     assert all(group["warmup_steps"] == 0 for group in optimizer.param_groups)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_rate_is_zero_after_the_last_step(steps):
+    model = make()
+    optimizer, schedule = neumann.large_batch(model, steps)
+    _, rates = take_steps(model, optimizer, schedule, steps)
+    assert min(rates) > 0
+    assert optimizer.param_groups[0]["lr"] == 0
+
+
 def test_optimizer_and_schedule_resume():
     model = make()
     optimizer, schedule = neumann.large_batch(model, steps=10)
@@ -156,6 +165,7 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "lr": "fast"}, "lr must be a finite number"),
         ({"steps": 10, "lr": float("nan")}, "lr must be a finite number"),
         ({"steps": 10, "lr": -1.0}, "lr must be a finite number"),
+        ({"steps": 10, "lr": torch.ones(2)}, "lr must be a finite number"),
         ({"steps": 10, "weight_decay": float("inf")}, 'weight_decay must be "auto" or a'),
         ({"steps": 10, "weight_decay": "much"}, 'weight_decay must be "auto" or a finite number'),
         ({"steps": 10, "weight_decay": None}, 'weight_decay must be "auto" or a finite number'),

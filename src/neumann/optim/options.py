@@ -181,8 +181,10 @@ def _refuse_misspelled(group: Mapping[str, Any]) -> None:
     """Raise for a key that is almost an option. Others may be the user's own, as in torch."""
     known = {*OWN, *COMMON}
     for name in group:
-        near = get_close_matches(str(name), known, n=1, cutoff=0.8) if name not in known else []
-        if near and name not in _OF_SCHEDULERS:
+        if name in known or name in _OF_SCHEDULERS:
+            continue
+        near = get_close_matches(str(name).lower(), known, n=1, cutoff=0.8)
+        if near:
             raise ValueError(f"{name!r} in a parameter group: did you mean {near[0]!r}?")
 
 

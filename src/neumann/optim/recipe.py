@@ -102,7 +102,7 @@ def choose_weight_decay(
         roles: as for `large_batch`.
     """
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
-    good = isinstance(lr, Tensor) or (is_number(lr) and lr >= 0)
+    good = lr.numel() == 1 if isinstance(lr, Tensor) else is_number(lr) and lr >= 0
     require(good, "lr", lr, "a finite number of at least 0")
     hidden = sum(assignment.role == HIDDEN for assignment in find_roles(model, roles))
     norms = sum(isinstance(module, (_NormBase, nn.GroupNorm)) for module in model.modules())

@@ -92,7 +92,7 @@ def _ramp_from_zero(step: int, ramp_steps: int) -> float:
 
 def _share(after: int, length: int) -> float:
     """The share of the steps after the ramp that are done, from 0 to 1."""
-    return min(after / max(length, 1), 1.0)
+    return min(after / length, 1.0) if length > 0 else 1.0
 
 
 def _cosine(share: float) -> float:
