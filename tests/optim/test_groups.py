@@ -91,8 +91,8 @@ def test_options_of_a_role():
 
 @pytest.mark.parametrize(
     ("tokens", "classes", "p"),
-    [(5, 8, "spectral"), (8, 8, "diagonal"), (5, 9, "diagonal")],
-    ids=["classes", "tokens", "more outputs than inputs"],
+    [(5, 8, "spectral"), (8, 8, "diagonal"), (5, 9, "diagonal"), (2, 2, "spectral")],
+    ids=["classes", "tokens", "more outputs than inputs", "types"],
 )
 def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
     """The options of a user hold for both."""

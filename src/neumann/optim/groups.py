@@ -89,6 +89,7 @@ class RoleOptions:
 # token; there each element takes steps of its own size, and the scores change by the same amount
 # whatever the number of inputs. docs/recipe.md says where the numbers come from.
 DEPTH_POWER = 0.25
+_FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
 DEFAULTS: Mapping[str, RoleOptions] = {
@@ -173,7 +174,8 @@ def param_groups(
             f"{type(model).__name__} has no matrices to train: pass model.parameters() to Neumann, "
             'with precondition="diagonal" and a learning rate of about 0.0025'
         )
-    vocabularies = {len(a.parameter) for a in assignments if a.role == EMBEDDING}
+    rows = {len(a.parameter) for a in assignments if a.role == EMBEDDING}
+    vocabularies = {count for count in rows if count >= _FEWEST_TOKENS}
     depth = sum(a.view.part_count for a in trained if a.role == HIDDEN)
     found: list[tuple[dict[str, Any], list[Any]]] = []
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
