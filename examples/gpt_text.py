@@ -71,11 +71,12 @@ def train(
     """Train, print the loss now and then, and return the validation loss in nats per byte."""
     if not path.is_file():
         raise SystemExit(f"there is no file {path}")
-    data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     if batch < 1:
         raise SystemExit(f"--batch must be at least 1, got {batch}")
-    if len(data) < 20 * CONTEXT:
-        raise SystemExit(f"{path} has {len(data)} bytes: {20 * CONTEXT} or more are needed")
+    content = bytearray(path.read_bytes())
+    if len(content) < 20 * CONTEXT:
+        raise SystemExit(f"{path} has {len(content)} bytes: {20 * CONTEXT} or more are needed")
+    data = torch.frombuffer(content, dtype=torch.uint8)
     text, held_out = data[: -len(data) // 10], data[-len(data) // 10 :]
     torch.manual_seed(0)
     model = GPT(width, depth, heads=max(1, width // 64)).to(device)

@@ -230,9 +230,10 @@ def test_the_gpt_example(example, tmp_path, capsys):
     assert example("gpt_text").train(text, **size) < 2.0  # 5.5 at the start
     assert torch.load("gpt.pt")["head.weight"].shape == (256, 32)
     assert "validation loss" in capsys.readouterr().out
-    (tmp_path / "short.txt").write_text("short")
-    with pytest.raises(SystemExit, match="has 5 bytes"):
-        example("gpt_text").train(tmp_path / "short.txt", **size)
+    for content in ("short", ""):
+        (tmp_path / "short.txt").write_text(content)
+        with pytest.raises(SystemExit, match=f"has {len(content)} bytes"):
+            example("gpt_text").train(tmp_path / "short.txt", **size)
 
 
 def test_the_trainer_example(example, capsys):
