@@ -204,9 +204,10 @@ def test_a_factory_needs_steps_or_a_decay():
     pytest.importorskip("transformers")
     from neumann.integrations.transformers import NeumannByRole
 
-    optimizer = NeumannByRole()(network(), lr=0.5, steps=100)
-    hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
-    assert hidden["weight_decay"] == choose_weight_decay(network(), 100, 0.5)
+    for given in ({}, {"weight_decay": "auto"}):
+        optimizer = NeumannByRole()(network(), lr=0.5, steps=100, **given)
+        hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
+        assert hidden["weight_decay"] == choose_weight_decay(network(), 100, 0.5)
     with pytest.raises(ValueError, match="needs the optimizer steps of the whole run"):
         NeumannByRole()(network())
 

@@ -6,7 +6,7 @@ mode the optimizer happens to be in, and unless it has just evaluated that means
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -68,11 +68,11 @@ class NeumannByRole:
         *,
         lr: float = recipe.LR,
         steps: int | None = None,
-        weight_decay: float | None = None,
+        weight_decay: float | Literal["auto"] | None = recipe.AUTO,
         **options: Any,
     ) -> Neumann:
         recipe.refuse_precondition(options)
-        if weight_decay is None:
+        if weight_decay is None or weight_decay == recipe.AUTO:
             if steps is None:
                 raise ValueError(
                     "NeumannByRole needs the optimizer steps of the whole run for its weight "
