@@ -42,6 +42,13 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"neumann {neumann.__version__}\n"
 
 
+@pytest.mark.parametrize(("opt", "warns"), [("neumann", True), ("neumann:warmup_epochs=0", False)])
+def test_training_warns_of_a_warm_up_that_covers_the_run(opt, warns, tmp_path, capsys):
+    words = ["--data", "digits", "--model", "mlp", "--batch-size", "718", "--epochs", "1"]
+    assert main(["train", *words, "--opt", opt, "--output", str(tmp_path / "run")]) == 0
+    assert ("SGD warm-up of 10 steps covers all of the run's 2" in capsys.readouterr().err) == warns
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,12 +1,15 @@
 """`neumann train`: train one network, alone or as one of torchrun's processes."""
 
 import dataclasses
+import sys
 
 from neumann.lab.commands.progress import show_training
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, count_processes, gather_objects, join_processes
+from neumann.optim import Neumann
+from neumann.optim.schedules import describe_long_warmup
 
 
 def run(config: TrainConfig) -> None:
@@ -18,6 +21,10 @@ def run(config: TrainConfig) -> None:
 def _train(config: TrainConfig, process: Process) -> None:
     """A separate function, so that the training is freed before the process group ends."""
     training = Training(config, process)
+    if process.is_leader and isinstance(training.optimizer, Neumann):
+        warning = describe_long_warmup(training.optimizer, training.total_steps)
+        if warning:
+            print(f"neumann: {warning}", file=sys.stderr)
     # All processes write to the folder that the first one chose.
     folder = gather_objects(config.output or new_run_folder(config.title), process)[0]
     with show_training(training, process) as observe:
