@@ -46,9 +46,7 @@ def stepped(optimizer, parameters, place, steps=range(STEPS), absent=()):
     """Gradients that pull to 0, with noise; in step 2 `absent` have none."""
     for step in steps:
         for name, p in parameters.items():
-            whole = p.full_tensor() if isinstance(p, DTensor) else p
-            noise = value(name, step + 1).to(whole.device)
-            gradient = place(name, 0.3 * whole.detach() + noise)
+            gradient = 0.3 * p.detach() + place(name, value(name, step + 1))
             p.grad = None if name in absent and step == 2 else gradient
         optimizer.step()
 
@@ -69,7 +67,7 @@ def make_optimizer(parameters, names=SHAPES, **options):
 def alone(names=SHAPES, absent=(), device="cpu", **options):
     parameters = {name: nn.Parameter(value(name, 0).to(device)) for name in names}
     optimizer = make_optimizer(parameters, names, **options)
-    stepped(optimizer, parameters, lambda name, gradient: gradient, absent=absent)
+    stepped(optimizer, parameters, lambda name, noise: noise.to(device), absent=absent)
     return {name: p.detach().cpu() for name, p in parameters.items()}
 
 
@@ -83,7 +81,7 @@ class Layout:
         else:
             processes = distributed.get_world_size()
             sizes = (processes,) if len(PLACEMENTS[kind]) == 1 else (2, processes // 2)
-            self.mesh = init_device_mesh(device, sizes)
+            self.mesh, self._host_mesh = (init_device_mesh(d, sizes) for d in (device, "cpu"))
         self.parameters = {n: nn.Parameter(self.place(n, value(n, 0))) for n in names}
 
     def place(self, name, tensor):
@@ -96,9 +94,14 @@ class Layout:
         return distribute_tensor(tensor, self.mesh, placements)
 
     def whole(self):
-        named = self.parameters.items()
-        wholes = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in named}
-        return {name: tensor.detach().cpu() for name, tensor in wholes.items()}
+        return {name: self._gather(p.detach()) for name, p in self.parameters.items()}
+
+    def _gather(self, p):
+        """On the host: gloo crashes if it gathers a DTensor on a GPU (pytorch#152645)."""
+        if not isinstance(p, DTensor):
+            return p.cpu()
+        local, layout = p.to_local().cpu(), {"shape": p.shape, "stride": p.stride()}
+        return DTensor.from_local(local, self._host_mesh, p.placements, **layout).full_tensor()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from neumann.optim.preconditioners import Spectral, orthogonalization
 from neumann.optim.preconditioners.cuda import symmetric_product
 from neumann.optim.preconditioners.cuda.symmetric_product import (
     LARGE,
+    LARGE_DEEP,
     LEAST_ROWS,
     SMALL,
     Tiling,
@@ -210,9 +211,10 @@ def test_a_compiler_that_fails_is_reported_once(monkeypatch):
 
 
 def test_tiles_are_large_where_there_are_enough_of_them():
-    assert choose_tiling(1, 4096) == LARGE
-    assert choose_tiling(4, 1024) == LARGE
-    assert choose_tiling(1, 1024) == SMALL
+    assert choose_tiling(Stub(16, 2048, 2048), has_addend=False) == LARGE
+    assert choose_tiling(Stub(16, 2048, 2048), has_addend=True) == LARGE_DEEP
+    assert choose_tiling(Stub(16, 2048, 8192), has_addend=False) == LARGE_DEEP
+    assert choose_tiling(Stub(1, 2048, 8192), has_addend=True) == SMALL
     assert count_tiles(4096, 128) == 32 * 33 // 2
     assert count_tiles(100, 64) == 3
 
@@ -239,7 +241,7 @@ def test_large_products_on_a_gpu(shape):
 @pytest.mark.gpu
 def test_transposed_and_ragged_products_on_a_gpu():
     for x in (random(2, 512, 384).mT, random(2, 100, 333), random(1, 1000, 512)[:, :, ::2]):
-        for tiling in (LARGE, SMALL):
+        for tiling in (LARGE, LARGE_DEEP, SMALL):
             found = multiply_by_transpose(x, tiling=tiling)
             torch.testing.assert_close(found, torch.bmm(x, x.mT), rtol=2**-7, atol=1e-2)
             assert torch.equal(found, found.mT)

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Where the kernel runs: from these sizes on. Smaller products do not fill the device, and a launch
-# costs more than the operations saved. benchmarks/step/time_symmetric_product.py shows where.
-LEAST_ROWS = 1024
+# Where the kernel runs: from these sizes on. Smaller products do not fill the device, or spend too
+# much on the tiles on the diagonal, which are computed whole. These sizes and the tilings below
+# were the fastest on an H200 (results/symmetric-product-h200.json).
+LEAST_ROWS = 768
 LEAST_RESULTS = 2048**2  # elements of the result, over the whole batch
 CAPABILITY = (8, 0)  # the first GPUs that multiply bfloat16
 ALIGNMENT = 16  # rows and columns: others are read too few bytes at a time
@@ -40,8 +41,10 @@ class Tiling:
 
 # Two programs of a Hopper GPU share a multiprocessor: 96 KB of X each, 128 accumulators a thread.
 LARGE = Tiling(tile=128, depth=64, band=8, warps=8, stages=3)
+LARGE_DEEP = Tiling(tile=128, depth=64, band=8, warps=8, stages=4)  # for products that take longer
 SMALL = Tiling(tile=64, depth=64, band=8, warps=4, stages=3)
-FILLS_DEVICE = 128  # programs; fewer large tiles than this leave most of a GPU idle
+FILLS_DEVICE = 264  # programs, two for each multiprocessor; fewer large tiles leave some idle
+DEEP_COLUMNS = 4096
 
 # The compiled kernel and its constants, by everything that Triton compiles for.
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -88,7 +91,7 @@ def multiply_by_transpose(
             f"addend must be of shape {(batches, rows, rows)} and {x.dtype}, got "
             f"{tuple(addend.shape)} and {addend.dtype}"
         )
-    tiling = tiling or choose_tiling(batches, rows)
+    tiling = tiling or choose_tiling(x, addend is not None)
     out = x.new_empty(batches, rows, rows)
     programs = batches * count_tiles(rows, tiling.tile)
     if not programs:
@@ -119,9 +122,12 @@ def count_tiles(rows: int, tile: int) -> int:
     return side * (side + 1) // 2
 
 
-def choose_tiling(batches: int, rows: int) -> Tiling:
+def choose_tiling(x: Tensor, has_addend: bool) -> Tiling:
     """Large tiles need less traffic; small ones keep more of the device busy."""
-    return LARGE if batches * count_tiles(rows, LARGE.tile) >= FILLS_DEVICE else SMALL
+    batches, rows, columns = x.shape
+    if batches * count_tiles(rows, LARGE.tile) < FILLS_DEVICE:
+        return SMALL
+    return LARGE_DEEP if has_addend or columns >= DEEP_COLUMNS else LARGE
 
 
 def _launch(programs: int, arguments: tuple[Any, ...], tiling: Tiling) -> None:
