@@ -63,7 +63,7 @@ def test_report_does_not_follow_a_link_to_an_arm_or_a_search(tmp_path, elsewhere
     assert refused(["report", str(study)], study / "search", capsys)
 
 
-SMALL = ["--data", "synthetic:4,2,32", "--batch-size", "16", "--epochs", "2", "--device", "cpu"]
+SMALL = ["--data", "synthetic:4,2,32", "--batch-size", "16", "--epochs", "2", "--opt", "sgd"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "tensorboard"])
