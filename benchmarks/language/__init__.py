@@ -4,7 +4,8 @@ Scripts: `contest` (ours, Muon and others at three batch sizes), `draw_contest` 
 (what may put the recipe further ahead?), `tune_roles` (which P, rates and momenta suit each role?),
 `tune_recipe` (the recipe's own numbers), `lr_by_width` (does the best learning rate carry over from
 narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers after tuning?),
-`throughput` (tokens per second of every arm).
+`throughput` (tokens per second of every arm), `state_precision` (does state in bfloat16 cost
+anything?).
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
 `lead_preconditioners` (their P), `search_space` (what is tuned), `language_runs` (one run),
 `contest_stages` (all runs of the contest), `contest_summary` (its tables and verdicts).

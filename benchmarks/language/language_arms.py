@@ -37,6 +37,7 @@ class Setting:
     cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
     lead: str = ""  # a name in language_variants.VARIANTS; "" is the arm as it is
     strength: float = 0.0  # of the lead
+    state: str = "float32"  # dtype of the recipe's state
 
 
 def build_spectral(
@@ -96,7 +97,8 @@ def build_recipe(
         p = change_hidden(p) if role == "hidden" else p
         options[role] = replace(chosen, precondition=p, scale=scale)
     groups = param_groups(model, options=options, weight_decay=setting.decay)
-    return Neumann(groups, lr=setting.lr, momentum=setting.momentum)
+    dtype = getattr(torch, setting.state)
+    return Neumann(groups, lr=setting.lr, momentum=setting.momentum, state_dtype=dtype)
 
 
 def build_one_for_all(model: nn.Module, setting: Setting) -> Neumann:

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language import lr_by_width, search_space, throughput, tune_recipe, tune_roles
+from benchmarks.language import (
+    lr_by_width,
+    search_space,
+    state_precision,
+    throughput,
+    tune_recipe,
+    tune_roles,
+)
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, collect_roles
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
@@ -51,6 +58,18 @@ def test_a_run_with_a_lead(trainer):
     led = trainer.train(make_key("recipe", lead="fixed norm", strength=1.0))
     assert led["loss"] != plain["loss"]
     assert led["losses"][0] == plain["losses"][0]
+
+
+def test_state_in_bfloat16_beside_float32(tmp_path, capsys):
+    model = make_model()
+    optimizer = build_arm(model, state_precision.make_key("bfloat16").setting, steps=500)
+    assert optimizer.state[model.layers[0].forward_in.weight]["iterate"].dtype == torch.bfloat16
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    for seed in state_precision.SEEDS:
+        for state, loss in (("float32", 2.0), ("bfloat16", 2.001)):
+            ledger.add(state_precision.make_key(state, seed), {"loss": loss + 0.1 * seed})
+    state_precision.print_table(ledger)
+    assert "| bfloat16 | 2.2010 | 0.4000 | 5 | +0.0010 [" in capsys.readouterr().out
 
 
 def test_arms_take_turns_for_their_speed(trainer):
