@@ -55,6 +55,20 @@ def test_options_of_a_model():
     assert model.blocks[1].drop_path1.drop_prob == pytest.approx(0.1)
 
 
+@pytest.mark.slow
+def test_dropout_and_stochastic_depth_act_in_training_only():
+    data = load("synthetic:3x32x32,10,4")
+    torch.manual_seed(0)
+    model = build("timm:resnet50,drop_rate=0.2,drop_path_rate=0.1", data)
+    assert model.drop_rate == 0.2
+    assert max(getattr(m, "drop_prob", 0) for m in model.modules()) == pytest.approx(0.1)
+    [(x, _)] = next(data.train.batches(Plan(4)))
+    with torch.no_grad():
+        assert not torch.equal(model(x), model(x))
+        model.eval()
+        assert torch.equal(model(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -63,7 +77,11 @@ def test_options_of_a_model():
         ("depth=nan", "'depth=nan' should be an option"),
         ("num_classes=3", "not one of num_classes"),
         ("pretrained=true", "not one of num_classes"),
-        ("no_such_option=3", "no_such_option"),
+        ("no_such_option=3", "vit_tiny_patch16_224 has no option no_such_option$"),
+        ("drop_rate=0.1,drop_rate=0.2", "names drop_rate twice"),
+        ("drop_rate=2", r"drop_rate must be in \[0, 1\), got 2"),
+        ("drop_path_rate=-0.1", r"drop_path_rate must be in \[0, 1\), got -0.1"),
+        ("global_pool=true", "timm:vit_tiny_patch16_224,global_pool=true"),
     ],
 )
 def test_wrong_options(options, message):

@@ -1,17 +1,20 @@
 """Any image model of timm, as `timm:NAME`, without pretrained weights. Needs the extra `timm`.
 
-Options of the model follow its name, as in `timm:vit_tiny_patch16_224,patch_size=4,depth=6`.
+Options of the model follow its name, as in `timm:vit_tiny_patch16_224,patch_size=4,depth=6` or
+`timm:resnet50,drop_rate=0.2,drop_path_rate=0.1` (dropout and stochastic depth).
 Inception-V3 gets its auxiliary head. Every model is tried on one image, so that an unsupported size
 is a UsageError here instead of a traceback in the first step.
 """
 
+import re
+from collections import Counter
 from math import isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neumann.lab.errors import UsageError, missing_package, shorten, unknown
+from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
 
 PREFIX = "timm:"
 OWN = ("num_classes", "in_chans", "img_size", "pretrained")  # follow from the data, or are ours
@@ -35,7 +38,10 @@ def build_timm_model(text: str, shape: tuple[int, ...], classes: int) -> nn.Modu
     `text` is its name without the prefix, with options if there are any.
     """
     name, *pieces = text.split(",")
-    given_options = dict(_parse_option(text, piece) for piece in pieces)
+    parsed = [_parse_option(text, piece) for piece in pieces]
+    for key, count in Counter(key for key, _ in parsed).items():
+        require(count == 1, f"model {PREFIX}{text} names {key} twice")
+    given_options = dict(parsed)
     try:
         import timm
     except ImportError as error:
@@ -58,8 +64,18 @@ def build_timm_model(text: str, shape: tuple[int, ...], classes: int) -> nn.Modu
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(torch.zeros(1, *shape, device=device))
         model.train()
-    # Each model has its own way to reject images of the wrong size.
-    except (TypeError, ValueError, RuntimeError, AssertionError, IndexError) as error:
+    # Each model has its own way to reject images of the wrong size, and unusual options.
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if refused and refused[1] in given_options:
+            raise UsageError(f"model {PREFIX}{text}: {name} has no option {refused[1]}") from error
         given = "x".join(map(str, shape))
         usual = f"; it was made for {'x'.join(map(str, expected.input_size))}" if expected else ""
         message = f"model {PREFIX}{text} does not take images of {given}{usual} ({shorten(error)})"
@@ -79,4 +95,6 @@ def _parse_option(text: str, piece: str) -> tuple[str, int | float]:
             f"model {PREFIX}{text}: {piece!r} should be an option of the model with a number, true "
             f"or false, and not one of {', '.join(OWN)}"
         )
+    rate = not key.endswith("_rate") or 0 <= number < 1
+    require(rate, f"model {PREFIX}{text}: {key} must be in [0, 1), got {value}")
     return key, int(value) if value.lstrip("-").isdigit() else number
