@@ -59,6 +59,7 @@ def one_step(model, dataset, batch=4):
         ("resnet9", "image"),
         ("resnet9", "gray"),
         ("resnet18", "image"),
+        ("resnet50", "gray"),
         ("gru", "text"),
         ("gpt", "text"),
     ],
@@ -89,6 +90,23 @@ def test_resnet18_has_the_published_size(data):
     model = build("resnet18", data["image"])
     assert weights(model) == 11_173_962
     assert not any(isinstance(m, nn.MaxPool2d) for m in model.modules())
+
+
+def test_resnet50_is_the_published_network_behind_a_stem_for_small_images(data):
+    """Beyond stem and head its tensors are those of timm's, in the same order, and as random."""
+    timm = pytest.importorskip("timm")
+    model = build("resnet50", data["image"])
+    assert weights(model) == 23_520_842
+    assert not any(isinstance(m, nn.MaxPool2d) for m in model.modules())
+    stem = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert (stem.kernel_size, stem.stride) == ((3, 3), (1, 1))
+    published = timm.create_model("resnet50", num_classes=10)
+    ours, theirs = (
+        [m for m in net.modules() if isinstance(m, nn.Conv2d)][1:] for net in (model, published)
+    )
+    shape = [(m.weight.shape, m.stride, m.padding) for m in ours]
+    assert shape == [(m.weight.shape, m.stride, m.padding) for m in theirs]
+    assert model[3](torch.zeros(1, 64, 8, 8)).shape == (1, 256, 8, 8)
 
 
 def test_the_size_of_the_mlp_for_digits(data):
@@ -128,10 +146,17 @@ def test_weights_come_from_the_global_generator(data):
 
 def test_list_fitting_models(data):
     assert list_fitting_models(data["vector"]) == ["mlp"]
-    assert list_fitting_models(data["image"]) == ["mlp", "cnn", "resnet9", "resnet18", "timm:NAME"]
+    assert list_fitting_models(data["image"]) == [
+        "mlp",
+        "cnn",
+        "resnet9",
+        "resnet18",
+        "resnet50",
+        "timm:NAME",
+    ]
     assert list_fitting_models(data["text"])[:4] == ["gru", "gpt", "gpt:small", "gpt:124m"]
     tiny = Dataset("tiny", data["image"].train, data["image"].test, 10, (3, 6, 6), "image")
-    assert list_fitting_models(tiny) == ["mlp", "cnn", "resnet18", "timm:NAME"]
+    assert list_fitting_models(tiny) == ["mlp", "cnn", "resnet18", "resnet50", "timm:NAME"]
     with pytest.raises(UsageError, match="resnet9 reads images of at least 8x8, but tiny holds"):
         build("resnet9", tiny)
 
@@ -147,7 +172,7 @@ def test_list_fitting_models(data):
             "mlp reads vectors or images, but .* text of 16; .*: gru, gpt, gpt:small",
         ),
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
-        ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet18"),
+        ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet50"),
         ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),
         ("resnet9:width=0", "image", "width must be a whole number from 1 on, got '0'"),
         ("resnet9:width=x", "image", "width must be a whole number from 1 on, got 'x'"),

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from neumann.lab.data.dataset import Dataset, Kind
 from neumann.lab.errors import UsageError, unknown
 from neumann.lab.models import gpt
-from neumann.lab.models.image_models import cnn, mlp, resnet9, resnet18
+from neumann.lab.models.image_models import cnn, mlp, resnet9, resnet18, resnet50
 from neumann.lab.models.text_models import GPT, GRU
 from neumann.lab.models.timm_models import PREFIX, build_timm_model
 
@@ -35,6 +35,7 @@ MODELS = {
     "cnn": Entry(lambda shape, classes: cnn(shape[0], classes), ("image",), smallest=4),
     "resnet9": Entry(lambda shape, classes: resnet9(shape[0], classes), ("image",), smallest=8),
     "resnet18": Entry(lambda shape, classes: resnet18(shape[0], classes), ("image",)),
+    "resnet50": Entry(lambda shape, classes: resnet50(shape[0], classes), ("image",)),
     "gru": Entry(lambda shape, alphabet: GRU(alphabet), ("text",)),
     "gpt": Entry(lambda shape, alphabet: GPT(alphabet, shape[0]), ("text",)),
 }
