@@ -29,12 +29,18 @@ def test_public_names():
         "recalibrate_batchnorm",
     }
     assert all(hasattr(neumann, name) for name in neumann.__all__)
+    assert {*neumann.__all__, "optim", "spectrum"} <= set(dir(neumann))
+    assert neumann.spectrum.__name__ == "neumann.spectrum"
+    with pytest.raises(AttributeError, match="no attribute 'Newmann'"):
+        neumann.Newmann  # noqa: B018
 
 
 # Each part prints what has been imported so far.
 IMPORTS = """
 import sys
 import neumann
+assert "torch" not in sys.modules
+neumann.Neumann
 print(*sys.modules)
 import neumann.optim.backends.cpu
 print(*sys.modules)

@@ -11,7 +11,8 @@ import pytest
 
 import neumann
 from neumann.lab.commands.main import main
-from neumann.lab.commands.parser import parse_flags
+from neumann.lab.commands.parser import COMMANDS, parse_flags
+from neumann.lab.commands.summaries import SUMMARIES
 from neumann.lab.storage.reading import read_config
 from tests.support.timeouts import PROCESS_TIMEOUT
 
@@ -19,9 +20,16 @@ from tests.support.timeouts import PROCESS_TIMEOUT
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    for command in ("train", "compare", "sweep", "spectrum", "report", "demo"):
+    for command in COMMANDS:
         assert f" {command} " in printed
     assert main([]) == 2
+    assert list(COMMANDS) == list(SUMMARIES)
+
+
+def test_the_help_does_not_wait_for_torch():
+    script = "import sys; from neumann.lab.commands.main import main; main(['--help'])"
+    words = [sys.executable, "-c", f"{script}; assert 'torch' not in sys.modules"]
+    subprocess.run(words, check=True, capture_output=True, timeout=PROCESS_TIMEOUT)
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "sweep", "spectrum", "demo", "report"])

@@ -1,6 +1,7 @@
 """The command `neumann`.
 
 main       run the command line and turn errors into exit codes
+summaries  the commands, and the help that lists them
 parser     flags and --config files
 progress   progress bars and log lines
 tables     tables in the terminal

@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from neumann.lab.commands.summaries import format_help
+
 CRASHED, USAGE, DIVERGED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 3, 130, 143, 141
 
 
@@ -38,6 +40,9 @@ def _run(words: list[str]) -> int:
 
         print(f"neumann {neumann.__version__}")
         return 0
+    if words[:1] in ([], ["-h"], ["--help"]):
+        print(format_help())
+        return 0 if words else USAGE
     try:
         from neumann.lab.commands.parser import run_command
     except ImportError as error:  # a package of the extra `lab` is missing
@@ -54,7 +59,7 @@ def _run(words: list[str]) -> int:
             run_command(words)
         return 0
     except SystemExit:  # the help was printed
-        return 0 if words else USAGE
+        return 0
     except (UsageError, StorageError) as error:
         return _fail(str(error))
     except (Diverged, AllDivergedError) as error:

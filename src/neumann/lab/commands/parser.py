@@ -34,21 +34,16 @@ from neumann.lab.user_code import refuse_code
 class Command(NamedTuple):
     settings: type[Any]  # a dataclass with the flags
     run: Callable[[Any], None]
-    summary: str  # for `neumann --help`
 
 
-COMMANDS = {
-    "train": Command(TrainConfig, train.run, "train one network with one optimizer"),
-    "compare": Command(CompareConfig, compare.run, "compare optimizers over the same seeds"),
-    "sweep": Command(SweepConfig, sweep.run, "choose each learning rate, then compare"),
-    "spectrum": Command(SpectrumConfig, spectrum.run, "measure the curvature of a loss"),
-    "report": Command(report.ReportConfig, report.run, "write a page with plots of any of these"),
-    "demo": Command(demo.DemoConfig, demo.run, "compare five optimizers on digits in two minutes"),
+COMMANDS = {  # as in `summaries`
+    "train": Command(TrainConfig, train.run),
+    "compare": Command(CompareConfig, compare.run),
+    "sweep": Command(SweepConfig, sweep.run),
+    "spectrum": Command(SpectrumConfig, spectrum.run),
+    "report": Command(report.ReportConfig, report.run),
+    "demo": Command(demo.DemoConfig, demo.run),
 }
-DESCRIPTION = (
-    "Train networks with Neumann and other optimizers, and compare them. neumann COMMAND --help "
-    "lists the flags of a command; neumann --version prints the version."
-)
 CONFIG_HELP = "--config FILE: read defaults from a TOML file of flags, or a JSON file a run wrote."
 # One line: tyro joins lines.
 ALLOW_CODE_HELP = (
@@ -59,13 +54,10 @@ RUN_CODE = ("train", "compare", "sweep", "spectrum")  # commands that take --all
 
 def run_command(words: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises SystemExit after printing the help."""
-    name = words[0] if words else "--help"
-    if name in ("-h", "--help"):
-        _parse("--help", [], None)
-    elif name in COMMANDS:
-        COMMANDS[name].run(parse_flags(name, words[1:]))
-    else:
+    name = words[0]
+    if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
+    COMMANDS[name].run(parse_flags(name, words[1:]))
 
 
 def parse_flags(command: str, words: Sequence[str]) -> Any:
@@ -91,9 +83,9 @@ def parse_flags(command: str, words: Sequence[str]) -> Any:
 def _parse(command: str, flags: list[str], defaults: Any) -> Any:
     """Let tyro parse flags; settings that they do not name have their value in `defaults`."""
     subcommands = []
-    for name, (kind, _, summary) in COMMANDS.items():
-        default, description = (defaults, _describe(kind)) if name == command else (kind(), summary)
-        marker = tyro.conf.subcommand(name, default=default, description=description)
+    for name, (kind, _) in COMMANDS.items():
+        default = defaults if name == command else kind()
+        marker = tyro.conf.subcommand(name, default=default, description=_describe(kind))
         subcommands.append(Annotated[kind, marker])
     union: Any = Union[tuple(subcommands)]  # noqa: UP007
     try:
@@ -101,7 +93,6 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
             config, rest = tyro.cli(
                 union,
                 prog="neumann",
-                description=_wrap(DESCRIPTION),
                 args=[command, *flags],
                 return_unknown_args=True,
                 config=(tyro.conf.DisallowNone,),
