@@ -18,6 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
+from neumann.lab.lengths import (
+    list_length_options,
+    parse_length_options,
+    resolve_length_options,
+)
 from neumann.lab.role_arms import ROLE_OPTIONS, group_by_role
 from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, LR, choose_weight_decay
@@ -101,12 +106,16 @@ class Arm:
         return Arm(name, options)
 
     def check(self) -> None:
-        known = {DECAY_NORMS, *inspect.signature(self.recipe.load()).parameters}
+        constructor_options = inspect.signature(self.recipe.load()).parameters
+        lengths = list_length_options(constructor_options)
+        known = {DECAY_NORMS, *constructor_options, *lengths}
         known |= set(ROLE_OPTIONS) if self.recipe.by_role else set()
         known -= {"params", *self.recipe.fixed}
         for key, _ in self.options:
             if key not in known:
                 raise unknown(f"option of {self.name}", key, sorted(known))
+        if lengths:
+            parse_length_options(self, self.options)
 
     def with_options(self, **options: Any) -> "Arm":
         """Return a copy in which these options replace or extend its own."""
@@ -150,7 +159,7 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the arm's optimizer; its own lr and weight decay come before the given ones.
 
-    `steps` is the length of the run, from which `weight_decay=auto` follows.
+    `steps` is the length of the run, from which `weight_decay=auto` and shares of it follow.
     """
     arm.check()
     recipe = arm.recipe
@@ -162,6 +171,7 @@ def build_optimizer(
         named = choose_weight_decay(model, steps, options["lr"])
     weight_decay = _to_float(arm, "weight_decay", named)
     if recipe.attribute == "Neumann":
+        options = resolve_length_options(arm, options, steps, steps_per_epoch)
         options.setdefault("steps_per_epoch", steps_per_epoch)
         if arm.code is not None:
             options["precondition"] = call_user_function(arm.code, "precondition")
