@@ -17,17 +17,26 @@ import tyro
 from neumann.lab.arms import RECIPES, Arm
 from neumann.lab.data.load import DATASETS
 from neumann.lab.data.tokens import Tokens
-from neumann.lab.errors import UsageError, missing_package, require, unknown
+from neumann.lab.errors import UsageError, missing_package, require
+from neumann.lab.lengths import Length
+from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import Metric, choose_metric
 from neumann.lab.models.build import FORMS, MODELS
-from neumann.optim.schedules import SCHEDULE_NAMES, ScheduleName
 
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.
 BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
-OPT_HELP = f"{', '.join(RECIPES)}; with options as in neumann:momentum=0.8,cubic=0"
+OPT_HELP = (
+    f"{', '.join(RECIPES)}; with options as in neumann:momentum=0.8,cubic=0 and, in shares of the "
+    "run, neumann:warmup=2.2%,reset=4.4%"
+)
+SCHED_HELP = (
+    "learning rate after the ramp: constant, linear, cosine, step (× 0.3 every 40 epochs; others "
+    "as in step:0.3,17.7% and step:0.94,2ep), inverse (1/t, half the peak after an epoch or as in "
+    "inverse:10%), rescaled (× 0.3 at 2/7, 4/7 and 6/7 of the steps after the ramp)"
+)
 
 
 @dataclass(frozen=True)
@@ -55,10 +64,10 @@ class Settings:
     bn_batch: int | None = None
     sync_bn: bool = False  # BatchNorm normalizes over what all processes take at once
     epochs: int = 20  # passes over the training set
-    # learning rate after the ramp; step: × 0.3 every 40 epochs; rescaled: × 0.3 at 2/7, 4/7 and 6/7
-    # of the steps after it; inverse: 1/t
-    sched: ScheduleName = "linear"
-    ramp_epochs: float = 0.0  # epochs in which the learning rate rises to its peak
+    sched: Annotated[str, tyro.conf.arg(help=SCHED_HELP)] = "linear"
+    # how long the learning rate rises to its peak: 2.2% (of the run), 5ep (epochs) or 100 (steps)
+    ramp: str | None = None
+    ramp_epochs: float = 0.0  # the same in epochs
     smoothing: float = 0.0  # label smoothing
     output: Path | None = None  # folder for the records; by default a new one under runs/
     device: str = "auto"  # cpu, cuda or cuda:N; auto is a GPU if there is one
@@ -84,16 +93,29 @@ class Settings:
         check_at_least(self, batch_size=1, epochs=1, eval_every=1, log_every=1, micro_batch_size=1)
         check_at_least(self, img_size=1, context=1, checkpoint_every=0, workers=0, bn_batch=2)
         Tokens.parse(self.tokens)
-        if self.sched not in SCHEDULE_NAMES:
-            raise unknown("--sched", self.sched, SCHEDULE_NAMES)
+        Schedule.parse(self.sched)
         if self.tensorboard and find_spec("tensorboard") is None:
             raise missing_package("tensorboard", "tensorboard", "--tensorboard")
-        ramp = self.ramp_epochs
-        between = f"between 0 and --epochs ({self.epochs})"
-        require(0 <= ramp <= self.epochs, f"--ramp-epochs must be {between}, got {ramp:g}")
+        self._check_ramp()
         require(self.output != Path(), "--output must be a folder of its own, not the working one")
         require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+
+    def _check_ramp(self) -> None:
+        ramp = self.ramp_epochs
+        between = f"between 0 and --epochs ({self.epochs})"
+        require(0 <= ramp <= self.epochs, f"--ramp-epochs must be {between}, got {ramp:g}")
+        if self.ramp is not None:
+            require(ramp == 0, "--ramp and --ramp-epochs exclude each other")
+            length = Length.parse("--ramp", self.ramp)
+            fits = length.unit != "ep" or length.number <= self.epochs
+            require(fits, f"--ramp must be {between}, got {self.ramp}")
+
+    def count_ramp_steps(self, total_steps: int, steps_per_epoch: int) -> int:
+        """Return the number of steps in which the learning rate rises."""
+        if self.ramp is None:
+            return round(self.ramp_epochs * steps_per_epoch)
+        return Length.parse("--ramp", self.ramp).count_steps(total_steps, steps_per_epoch)
 
     @property
     def metric(self) -> Metric:

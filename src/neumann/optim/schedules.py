@@ -12,7 +12,8 @@ and after it η(t) = η·scale·f, where with n = t − R and s = n/(T − R), t
     LinearScaling    f = 1                              scale = batch_size / base_batch
     LinearDecay      f = 1 − s                          0 at the end
     CosineDecay      f = (1 + cos πs)/2                 0 at the end
-    StepDecay        f = factor^⌊n / period⌋            the paper's section 4.1: 0.3, 40 epochs
+    StepDecay        f = factor^⌊n / period⌋            the paper's section 4.1: 0.3, 40 epochs;
+                                                        its Inception baselines: 0.94, 2 epochs
     InverseTime      f = 1/(1 + n/decay_steps)          the η ∝ 1/t of the paper's section 3.1
 
 The count n starts at the end of the ramp, so `StepDecay` after a ramp of 5 epochs drops at epochs
@@ -40,15 +41,22 @@ from neumann.validation import require_integer, require_positive
 __all__ = ["CosineDecay", "InverseTime", "LinearDecay", "LinearScaling", "StepDecay", "lr_factor"]
 
 RampStart = Literal["base", "zero"]
-ScheduleName = Literal["constant", "linear", "cosine", "step", "rescaled", "inverse"]
-SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
+SCHEDULE_NAMES = ("constant", "linear", "cosine", "step", "rescaled", "inverse")
 
 STEP_FACTOR = 0.3
 STEP_EPOCHS = 40
 
 
 def lr_factor(
-    schedule: str, step: int, *, total_steps: int, ramp_steps: int, steps_per_epoch: int
+    schedule: str,
+    step: int,
+    *,
+    total_steps: int,
+    ramp_steps: int,
+    steps_per_epoch: int,
+    factor: float = STEP_FACTOR,
+    period_steps: float | None = None,
+    decay_steps: float | None = None,
 ) -> float:
     """Return what the peak learning rate is multiplied by in a step. All ramps start at zero.
 
@@ -61,6 +69,9 @@ def lr_factor(
         total_steps: of the run.
         ramp_steps: the first steps, in which the rate rises.
         steps_per_epoch: for the rules that are defined in epochs.
+        factor: of each drop of `step`.
+        period_steps: steps between the drops of `step`. None is 40 epochs.
+        decay_steps: steps after which `inverse` has half the peak. None is an epoch.
 
     Raises:
         ValueError: the schedule has another name.
@@ -77,12 +88,13 @@ def lr_factor(
         case "cosine":
             return _cosine(share)
         case "step":
-            return float(STEP_FACTOR ** (after // (STEP_EPOCHS * steps_per_epoch)))
+            period = STEP_EPOCHS * steps_per_epoch if period_steps is None else period_steps
+            return _drop(factor, period, after)
         case "rescaled":
             # share · 7/2, written so that it rounds as in earlier runs
             return float(STEP_FACTOR ** math.floor(share * 140 / 40))
         case "inverse":
-            return 1 / (1 + after / steps_per_epoch)
+            return _inverse(steps_per_epoch if decay_steps is None else decay_steps, after)
     return 1.0
 
 
@@ -97,6 +109,14 @@ def _share(after: int, length: int) -> float:
 
 def _cosine(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
+
+
+def _drop(factor: float, period: float, after: int) -> float:
+    return float(factor ** (after // period))
+
+
+def _inverse(decay_steps: float, after: int) -> float:
+    return 1 / (1 + after / decay_steps)
 
 
 class _RampedSchedule(LRScheduler):
@@ -237,6 +257,8 @@ class CosineDecay(_FallingToZero):
 class StepDecay(_RampedSchedule):
     """A learning rate multiplied by `factor` every `every_epochs` epochs.
 
+    `period_steps` gives the distance of the drops in steps and wins over the epochs. It need not be
+    whole: 0.177 · total_steps makes the five drops of the paper's runs in a run of any length.
     A ramp goes from the optimizer's learning rate to `scale` times it, and needs `scale`:
     `batch_size / base_batch` for linear scaling. With `ramp_from="zero"` it does not.
     """
@@ -245,24 +267,32 @@ class StepDecay(_RampedSchedule):
         self,
         optimizer: Optimizer,
         *,
-        steps_per_epoch: int,
+        steps_per_epoch: int | None = None,
         factor: float = STEP_FACTOR,
         every_epochs: int = STEP_EPOCHS,
+        period_steps: float | None = None,
         scale: float | None = None,
         ramp_steps: int = 0,
         ramp_from: RampStart = "base",
         total_steps: int | None = None,
         last_epoch: int = -1,
     ) -> None:
-        require_integer("steps_per_epoch", steps_per_epoch, least=1)
         require_integer("every_epochs", every_epochs, least=1)
         require_positive("factor", factor)
-        self.period = every_epochs * steps_per_epoch
+        self.period: float
+        if period_steps is not None:
+            require_positive("period_steps", period_steps)
+            self.period = period_steps
+        elif steps_per_epoch is None:
+            raise ValueError("StepDecay needs steps_per_epoch or period_steps, got None for both")
+        else:
+            require_integer("steps_per_epoch", steps_per_epoch, least=1)
+            self.period = every_epochs * steps_per_epoch
         self.factor = factor
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return float(self.factor ** (steps // self.period))
+        return _drop(self.factor, self.period, steps)
 
 
 class InverseTime(_RampedSchedule):
@@ -288,7 +318,7 @@ class InverseTime(_RampedSchedule):
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return 1 / (1 + steps / self.decay_steps)
+        return _inverse(self.decay_steps, steps)
 
 
 def warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:

@@ -24,6 +24,7 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
+from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import choose_metric
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
@@ -57,7 +58,6 @@ from neumann.lab.training.resuming import (
 from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted, catch_signals
 from neumann.optim import Neumann
-from neumann.optim.schedules import lr_factor
 
 
 class Training:
@@ -71,6 +71,9 @@ class Training:
         plan = plan_epoch(config, process, 0)
         self.steps_per_epoch = plan.count_batches(len(self.dataset.train))
         self.total_steps = config.epochs * self.steps_per_epoch
+        ramp = config.count_ramp_steps(self.total_steps, self.steps_per_epoch)
+        schedule = Schedule.parse(config.sched)
+        self._lr_factor = schedule.bind(self.total_steps, ramp, self.steps_per_epoch)
         torch.manual_seed(config.seed)
         model = build_model(config.model, self.dataset).to(self.device)
         if config.channels_last == "on" and self.dataset.kind == "image":
@@ -208,12 +211,6 @@ class Training:
         self.optimizer.step()
         self.step += 1
         self._losses.add(loss, self.step)
-
-    def _lr_factor(self, step: int) -> float:
-        per_epoch = self.steps_per_epoch
-        ramp = round(self.config.ramp_epochs * per_epoch)
-        counts = {"total_steps": self.total_steps, "ramp_steps": ramp, "steps_per_epoch": per_epoch}
-        return lr_factor(self.config.sched, step, **counts)
 
     # ------------------------------------------------------------------ lines of the metrics
 
