@@ -5,6 +5,8 @@ config_files   the same settings in a TOML or JSON file
 metrics        what runs are scored by: accuracy, or the loss of text
 arms           the optimizers by name, with their usual learning rates
 role_arms      the options of arms that group parameters by role
+lengths        parts of a run: shares, epochs, steps
+lr_schedules   the learning rate over a run, as --sched names it
 user_code      code that the user names, such as a preconditioner of their own
 errors         what a user did wrong, in one line
 
