@@ -69,6 +69,8 @@ class Settings:
     ramp: str | None = None
     ramp_epochs: float = 0.0  # the same in epochs
     smoothing: float = 0.0  # label smoothing
+    # scale the gradient of a step down to this norm, over all weights, where it is larger
+    clip_grad: float | None = None
     output: Path | None = None  # folder for the records; by default a new one under runs/
     device: str = "auto"  # cpu, cuda or cuda:N; auto is a GPU if there is one
     amp: Literal["auto", "bf16", "off"] = "auto"  # autocast; auto is bf16 on a GPU
@@ -100,6 +102,9 @@ class Settings:
         require(self.output != Path(), "--output must be a folder of its own, not the working one")
         require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+        clip = self.clip_grad
+        positive = clip is None or 0 < clip < math.inf
+        require(positive, f"--clip-grad must be a norm above 0, got {clip}")
 
     def _check_ramp(self) -> None:
         ramp = self.ramp_epochs

@@ -51,6 +51,15 @@ def test_a_captured_step_equals_an_ordinary_one(tmp_path, opt):
     assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
 
 
+def test_a_captured_step_clips_its_gradient(tmp_path):
+    common = {"clip_grad": 0.05, "amp": "off", "compile": "off"}
+    trained(tmp_path / "captured", **common)
+    trained(tmp_path / "plain", cuda_graph="off", **common)
+    trained(tmp_path / "free", **{**common, "clip_grad": None})
+    assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
+    assert losses(tmp_path / "captured")[-1] > losses(tmp_path / "free")[-1]
+
+
 @pytest.mark.parametrize("fast", [False, True])
 def test_curvature_is_measured_between_captured_steps(tmp_path, fast):
     """In float32 without TF32, whatever the training uses, and without effect on it."""

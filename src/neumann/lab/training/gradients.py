@@ -1,4 +1,4 @@
-"""The gradients of a step: the forward and the backward pass over its micro-batches.
+"""The gradients of a step: the forward and the backward pass over its micro-batches, and clipping.
 
 On a GPU, launching the kernels of a small network takes longer than running them. So
 `CapturedGradientComputer` records both passes as a CUDA graph after a few ordinary steps, and
@@ -31,6 +31,8 @@ class GradientComputer:
     loss: Loss
     autocast: Context
     compiled: bool
+    # largest norm of the gradient of the whole batch, over all parameters and processes
+    max_norm: float | None = None
 
     def __post_init__(self) -> None:
         # dynamic=False: a run has one batch size. If a process trains several runs, torch would
@@ -49,6 +51,9 @@ class GradientComputer:
                     loss = self.loss(self._forward(inputs), labels) / len(pieces)
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
+        if self.max_norm is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.max_norm)
         self.prepared = True
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 

@@ -94,7 +94,12 @@ class Training:
         self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, **options)
         loss = partial(classification_loss, smoothing=config.smoothing)
         computer = GradientComputer(
-            self.network.wrapped, self.optimizer, loss, self._autocast, config.compile == "on"
+            self.network.wrapped,
+            self.optimizer,
+            loss,
+            self._autocast,
+            config.compile == "on",
+            config.clip_grad,
         )
         captured = config.cuda_graph == "on"
         self._gradients = CapturedGradientComputer(computer) if captured else computer
