@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from neumann.spectrum import coefficients
 from neumann.theory import series
 from neumann.theory.idealized import IdealizedNeumann
 
@@ -82,6 +83,58 @@ def test_inner_and_outer_learning_rates():
     torch.testing.assert_close(calls[1], w + 0.1 * first, rtol=0, atol=1e-14)
     torch.testing.assert_close(calls[2], w + 0.1 * second, rtol=0, atol=1e-14)
     torch.testing.assert_close(loss.detach(), 0.5 * w @ matrix @ w - b @ w, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("inner_steps", [0, 1, 4, 400])
+def test_the_convexified_form_inverts_a_positive_definite_matrix(inner_steps):
+    """Against a dense B̂ = (1−μ)·I + μ·η·H of an indefinite H: its series, and its inverse."""
+    matrix, b, w = quadratic()
+    matrix = matrix - 1.5 * torch.eye(len(w), dtype=torch.float64)  # eigenvalues −1 … 2.5
+    found = coefficients(-1.01, 2.51)
+    parameter = w.clone().requires_grad_()
+    optimizer = IdealizedNeumann(
+        [parameter], found.lr, lr=0.7, inner_steps=inner_steps, momentum=found.momentum
+    )
+    optimizer.step(closure_for(parameter, matrix, b))
+
+    identity = torch.eye(len(w), dtype=torch.float64)
+    convex = (1 - found.momentum) * identity + found.momentum * found.lr * matrix
+    assert torch.linalg.eigvalsh(matrix)[0] < -0.9
+    assert torch.linalg.eigvalsh(convex)[0] > 0
+    powers = [torch.linalg.matrix_power(identity - convex, i) for i in range(inner_steps + 1)]
+    direction = sum(powers) @ (b - matrix @ w)
+    torch.testing.assert_close(parameter.detach(), w + 0.7 * direction, rtol=0, atol=1e-11)
+    if inner_steps == 400:
+        newton = torch.linalg.solve(convex, b - matrix @ w)
+        share = (1 - torch.linalg.eigvalsh(convex)[0]) ** 401  # of the error that is left
+        assert (direction - newton).norm() <= 1.01 * share * newton.norm()
+
+
+def test_without_an_inner_rate_of_its_own_it_follows_lr():
+    matrix, b, w = quadratic()
+    following, fixed = w.clone().requires_grad_(), w.clone().requires_grad_()
+    optimizer = IdealizedNeumann([following], lr=0.5, inner_steps=3)
+    optimizer.param_groups[0]["lr"] = 0.2  # as a schedule does
+    optimizer.step(closure_for(following, matrix, b))
+    IdealizedNeumann([fixed], 0.2, 0.2, 3).step(closure_for(fixed, matrix, b))
+    assert torch.equal(following, fixed)
+
+
+@pytest.mark.parametrize("momentum", [1.0, 0.8])
+def test_weight_decay_is_a_penalty_in_the_loss(momentum):
+    matrix, b, w = quadratic()
+    decayed, penalized = w.clone().requires_grad_(), w.clone().requires_grad_()
+    options = {"lr": 0.2, "inner_steps": 3, "momentum": momentum}
+    IdealizedNeumann([decayed], weight_decay=0.3, **options).step(closure_for(decayed, matrix, b))
+    larger = matrix + 0.3 * torch.eye(len(w), dtype=torch.float64)
+    IdealizedNeumann([penalized], **options).step(closure_for(penalized, larger, b))
+    torch.testing.assert_close(decayed, penalized, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rates", [{}, {"lr": 0.1, "outer_lr": 0.1}])
+def test_one_outer_rate_is_needed(rates):
+    with pytest.raises(TypeError, match="needs lr, or outer_lr, which is the same; not both"):
+        IdealizedNeumann([torch.zeros(1, requires_grad=True)], **rates)
 
 
 def test_without_inner_steps_it_is_gradient_descent():
@@ -216,9 +269,13 @@ def test_negative_curvature_grows_with_the_number_of_inner_steps():
         ("inner_lr", -0.1),
         ("inner_lr", float("nan")),
         ("inner_lr", float("inf")),
-        ("outer_lr", -1.0),
-        ("outer_lr", float("nan")),
-        ("outer_lr", float("inf")),
+        ("inner_lr", "abc"),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("lr", float("inf")),
+        ("momentum", 0.0),
+        ("momentum", 1.01),
+        ("weight_decay", -1.0),
         ("inner_steps", -1),
         ("inner_steps", 2.0),
         ("inner_steps", True),
@@ -226,7 +283,7 @@ def test_negative_curvature_grows_with_the_number_of_inner_steps():
 )
 def test_bad_arguments_are_named_with_their_value(name, value):
     parameter = torch.zeros(1, requires_grad=True)
-    arguments = {"inner_lr": 0.1, "outer_lr": 0.1, "inner_steps": 2}
+    arguments = {"inner_lr": 0.1, "lr": 0.1, "inner_steps": 2}
     with pytest.raises(ValueError, match=f"{name} .*got {value!r}"):
         IdealizedNeumann([parameter], **{**arguments, name: value})
     optimizer = IdealizedNeumann([parameter], **arguments)
