@@ -4,6 +4,7 @@ config         the settings of a training run; a command's flags are made from t
 config_files   the same settings in a TOML or JSON file
 metrics        what runs are scored by: accuracy, or the loss of text
 arms           the optimizers by name, with their usual learning rates
+contenders     the arms of a study: an optimizer with settings of its own
 role_arms      the options of arms that group parameters by role
 lengths        parts of a run: shares, epochs, steps
 lr_schedules   the learning rate over a run, as --sched names it

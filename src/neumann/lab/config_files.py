@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
+from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError, require, unknown
 
 MAX_DIFFERENCES = 3  # that a message names
@@ -42,7 +42,7 @@ def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
 def list_code(settings: Any) -> list[str]:
     """Return every MODULE:FUNCTION that these settings would run."""
     arms = [*getattr(settings, "arms", ()), getattr(settings, "opt", None)]
-    found = [Arm.parse(arm).code for arm in arms if arm is not None]
+    found = [Contender.parse(arm).arm.code for arm in arms if arm is not None]
     return [code for code in [*found, getattr(settings, "entry", None)] if code is not None]
 
 

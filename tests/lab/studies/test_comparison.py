@@ -12,8 +12,8 @@ from neumann.lab.commands.tables import tabulate_comparison
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import folders
 from neumann.lab.storage.folders import new_run_folder
-from neumann.lab.storage.reading import read_metrics
-from neumann.lab.studies.comparison import run_comparison
+from neumann.lab.storage.reading import read_config, read_metrics
+from neumann.lab.studies.comparison import OutOfTime, run_comparison
 from neumann.lab.studies.results import read_comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.study_files import get_run_folder
@@ -147,6 +147,27 @@ def test_workers_give_the_same_weights(tmp_path, finished):
             for where in (tmp_path, folder)
         )
         torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
+
+
+def test_arms_have_settings_of_their_own(tmp_path):
+    """Batches of another size, and images that are shifted."""
+    arms = ("sgd", "small=sgd@batch-size=32@shift=2@epochs=1")
+    comparison = run_comparison(CompareConfig(arms=arms, seeds=1, epochs=2), tmp_path)
+    first, small = comparison.rows
+    assert (first.arm, small.arm, small.text) == ("sgd", "small", arms[1])
+    assert small.runs[0].folder == tmp_path / "small" / "seed-0"
+    configs = [read_config(row.runs[0].folder) for row in (first, small)]
+    assert [c["batch_size"] for c in configs] == [64, 32]
+    assert [read_metrics(r.runs[0].folder)[-1]["step"] for r in (first, small)] == [44, 44]
+    assert "small" in comparison.state_verdicts()[0]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_run_starts_when_the_time_is_over(tmp_path, jobs):
+    config = CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1, jobs=jobs, seconds=0.0)
+    with pytest.raises(OutOfTime, match=f"after 0 of 4 runs; .* {tmp_path} continues"):
+        run_comparison(config, tmp_path)
+    assert read_comparison(tmp_path).missing == 4
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import math
 import pytest
 
 from neumann.lab.commands.main import main
-from neumann.lab.commands.sweep import search_notes
+from neumann.lab.commands.sweep import search_notes, tabulate_search
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, LOSS
+from neumann.lab.report.study import read_study
 from neumann.lab.storage import folders
 from neumann.lab.storage.reading import read_config, read_json_object
 from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, make_grid, search
@@ -80,6 +81,13 @@ def test_unusable_settings_are_refused_and_nothing_is_written(settings, message,
     assert not (tmp_path / "new").exists()
 
 
+def test_arm_with_the_rate_of_another_is_not_searched():
+    config = SweepConfig(arms=("paper=neumann:lr=0.1:0.4:3", "plain=neumann:cubic=0,lr=paper"))
+    assert list(make_grid(config).values()) == [(0.1, 0.2, 0.4), ()]
+    with pytest.raises(UsageError, match="lr must be LOW:HIGH:COUNT"):
+        make_grid(SweepConfig(arms=("neumann", "plain=neumann:cubic=0,lr=nobody")))
+
+
 # ---------------------------------------------------------------------- the choice
 
 
@@ -125,6 +133,32 @@ def test_winners_are_trained_on_the_whole_training_set(finished):
         assert sorted(row.runs) == [0, 1]
         config = read_config(row.runs[0].folder)
         assert (config["held_out"], config["epochs"]) == (False, 2)
+
+
+def test_named_arms_and_those_that_follow_another(tmp_path):
+    arms = ("base=sgd:lr=0.1:0.2:2@batch-size=32@epochs=3", "heavy=sgd:momentum=0.95,lr=base")
+    config = SweepConfig(arms=arms, epochs=1, search_epochs=2, seeds=1)
+    found = search(config, tmp_path)
+    comparison = compare_winners(config, tmp_path, found)
+    best = found[0].best
+    assert [(each.name, each.best) for each in found] == [("base", best), ("heavy", best)]
+    assert {f.parent.parent.name for f in tmp_path.glob("search/*/*/summary.json")} == {
+        "base_at_0.1",
+        "base_at_0.2",
+    }
+    assert read_config(tmp_path / "search/base_at_0.1/seed-0")["epochs"] == 3
+    assert [row.arm for row in comparison.rows] == ["base", "heavy"]
+    configs = [read_config(row.runs[0].folder) for row in comparison.rows]
+    assert [c["batch_size"] for c in configs] == [32, 64]
+    assert [c["epochs"] for c in configs] == [3, 1]
+    assert [c["lr"] for c in configs] == [best, best]
+    study = read_study(tmp_path)
+    assert [arm.name for arm in study.arms] == ["base", "heavy"]
+    assert [each.arm for each in study.sensitivities] == ["base"]
+    assert study.search.winners == {"base": best, "heavy": best}
+    notes = search_notes(found)
+    assert len(notes) == 2  # heavy has no range that could be too narrow
+    assert tabulate_search(found).row_count == 2
 
 
 def test_sweep_file(finished):

@@ -18,7 +18,7 @@ def run(config: CompareConfig) -> None:
 
 
 def compare_and_print(config: CompareConfig, folder: Path) -> None:
-    with show_study(config) as observer:
+    with show_study() as observer:
         comparison = run_comparison(config, folder, observer)
     print_comparison(comparison)
     print_report(folder)

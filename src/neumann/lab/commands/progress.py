@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from neumann.lab.config import Settings
 from neumann.lab.metrics import Metric
 from neumann.lab.studies.results import FinishedRun
 from neumann.lab.studies.spectrum_measurement import ProductObserver
-from neumann.lab.studies.workers import RunKey, StudyObserver
+from neumann.lab.studies.workers import RunKey, Runs, StudyObserver
 from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
@@ -114,25 +113,36 @@ class _StepRate:
 
 
 @contextmanager
-def show_study(
-    config: Settings, title: str = "", epochs: int | None = None
-) -> Iterator[StudyObserver]:
-    """Show the progress of many runs, of so many epochs each if that is not --epochs."""
+def show_study(title: str = "") -> Iterator[StudyObserver]:
+    """Show the progress of many runs."""
     prefix = f"{title} " if title else ""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield StudyLog(prefix, epochs or config.epochs)
+        yield StudyLog(prefix)
         return
     count = "{task.fields[prefix]}{task.fields[ended]}/{task.fields[all]}"
     with _open_bar(console, count, "{task.description}") as bar:
-        yield _StudyBar(bar, epochs or config.epochs, prefix, config.metric)
+        yield _StudyBar(bar, prefix)
 
 
-class _StudyBar(StudyObserver):
+class _PlannedRuns(StudyObserver):
+    """Knows how long each run is, and what it is scored by."""
+
+    def on_plan(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def _describe_place(self, key: RunKey, line: dict[str, Any]) -> str:
+        """Where a run is, and its training loss if the line names it."""
+        loss = line.get("train_loss")
+        place = f"epoch {line['epoch']:.1f}/{self._runs[key].epochs}"
+        return place if loss is None else f"{place} loss {loss:.3f}"
+
+
+class _StudyBar(_PlannedRuns):
     """One bar for all runs; an unfinished run counts for the part that is done."""
 
-    def __init__(self, bar: Progress, epochs: int, prefix: str, metric: Metric) -> None:
-        self._bar, self._epochs, self._ended, self._metric = bar, epochs, 0, metric
+    def __init__(self, bar: Progress, prefix: str) -> None:
+        self._bar, self._ended = bar, 0
         self._task = bar.add_task("", total=None, ended=0, all="–", prefix=prefix)
         self._unfinished: dict[RunKey, float] = {}  # the part that is done
         self._scores: dict[RunKey, str] = {}
@@ -143,10 +153,11 @@ class _StudyBar(StudyObserver):
 
     def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
         key = arm, seed
-        self._unfinished[key] = line["epoch"] / self._epochs
+        run = self._runs[key]
+        self._unfinished[key] = line["epoch"] / run.epochs
         if "accuracy" in line:
-            self._scores[key] = f" {_format_score(self._metric, line[self._metric.key])}"
-        place = _describe_place(line, self._epochs)
+            self._scores[key] = f" {_format_score(run.metric, line[run.metric.key])}"
+        place = self._describe_place(key, line)
         self._update(description=f"{arm} seed {seed} {place}{self._scores.get(key, '')}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
@@ -159,11 +170,11 @@ class _StudyBar(StudyObserver):
         self._bar.update(self._task, completed=completed, ended=self._ended, **fields)
 
 
-class StudyLog(StudyObserver):
+class StudyLog(_PlannedRuns):
     """Logs a line for each run, and for a long one a line every half minute."""
 
-    def __init__(self, prefix: str, epochs: int) -> None:
-        self._prefix, self._epochs, self._ended, self._total = prefix, epochs, 0, 0
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._ended, self._total = prefix, 0, 0
         self._logged: dict[RunKey, float] = {}  # when a run began, or was mentioned last
 
     def on_start(self, finished: int, total: int) -> None:
@@ -177,18 +188,12 @@ class StudyLog(StudyObserver):
             return
         self._logged[arm, seed] = now
         count = f"{self._prefix}{self._ended}/{self._total}"
-        _log(f"{count}  {arm}  seed {seed}  {_describe_place(line, self._epochs)}")
+        _log(f"{count}  {arm}  seed {seed}  {self._describe_place((arm, seed), line)}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
         count = f"{self._prefix}{self._ended}/{self._total}"
         _log(f"{count}  {arm}  seed {seed}  {_format_result(result)}")
-
-
-def _describe_place(line: dict[str, Any], epochs: int) -> str:
-    """Where a run is, and its training loss if the line names it."""
-    loss = line.get("train_loss")
-    return f"epoch {line['epoch']:.1f}/{epochs}" + ("" if loss is None else f" loss {loss:.3f}")
 
 
 def _format_result(result: FinishedRun) -> str:

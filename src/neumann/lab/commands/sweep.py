@@ -20,10 +20,10 @@ from neumann.lab.studies.wording import describe_long_warmup
 def run(config: SweepConfig) -> None:
     refuse_torchrun("sweep")
     folder = config.output or new_run_folder(config.title)
-    with show_study(config, "search", config.search_epochs) as observer:
+    with show_study("search") as observer:
         found = search(config, folder, observer)
     print_table(tabulate_search(found), [*search_notes(found), ""])
-    with show_study(config, "final") as observer:
+    with show_study("final") as observer:
         comparison = compare_winners(config, folder, found, observer)
     print_comparison(comparison)
     print_report(folder)
@@ -31,9 +31,10 @@ def run(config: SweepConfig) -> None:
 
 def tabulate_search(found: Sequence[ArmSearch]) -> Table:
     """The score of each arm at each learning rate; the chosen ones have a star."""
-    table = make_table("", "", *("" for _ in found[0].lrs), left=2)
+    searched = [arm for arm in found if arm.lrs]
+    table = make_table("", "", *("" for _ in searched[0].lrs), left=2)
     table.show_header = False
-    for arm in found:
+    for arm in searched:
         scores = []
         for lr, score in zip(arm.lrs, arm.scores, strict=True):
             chosen = lr == arm.best
@@ -50,7 +51,7 @@ def search_notes(found: Sequence[ArmSearch]) -> list[str]:
     for arm in found:
         if arm.best is None:
             notes.append(f"{arm.name} diverged at every learning rate and is left out")
-        elif not arm.bracketed:
+        elif arm.lrs and not arm.bracketed:
             end = "smallest" if arm.best == arm.lrs[0] else "largest"
             notes.append(
                 f"{arm.name}: {arm.best:g} is the {end} lr it tried, so the best is not bracketed: "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neumann.lab.arms import Arm
+from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, Metric, choose_metric
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
@@ -148,7 +148,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
         found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
         sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
         stuck = {
-            _without_lr(row.arm): row.long_warmup
+            _without_lr(row.text): row.long_warmup
             for row in searched.rows
             if row.long_warmup is not None
         }
@@ -159,8 +159,8 @@ def _read_sweep(folder: Path, name: str) -> Study:
     if _has_begun(part := study_files.get_part_folder(folder, FINAL)):
         final, settings = _read_comparison(part)
         arms = tuple(
-            replace(arm, index=order.get(_without_lr(arm.name), arm.index))
-            for arm in _read_arms(part, final)
+            replace(arm, index=order.get(_without_lr(row.text), arm.index))
+            for arm, row in zip(_read_arms(part, final), final.rows, strict=True)
         )
         planned = final.seeds * len(final.rows)
         search = replace(search, final_missing=final.missing, final_runs=planned)
@@ -188,7 +188,7 @@ def _read_arms(folder: Path, comparison: Comparison) -> tuple[ArmRuns, ...]:
     arms = []
     for index, row in enumerate(comparison.rows):
         seeds = range(comparison.seeds)
-        folders = [study_files.get_run_folder(folder, row.arm, seed) for seed in seeds]
+        folders = [study_files.get_run_folder(folder, row.text, seed) for seed in seeds]
         runs = tuple(read_run(each) for each in folders if is_run(each))
         arms.append(ArmRuns(row.arm, index, runs))
     return tuple(arms)
@@ -213,10 +213,10 @@ def _collect_sensitivities(
     indices: dict[str, int] = {}
     for index, row in enumerate(comparison.rows):
         try:
-            lr = Arm.parse(row.arm).lr(default_lr)
+            lr = Contender.parse(row.text).arm.lr(default_lr)
         except (UsageError, TypeError, ValueError):
             continue  # not an arm this version knows
-        name = _without_lr(row.arm)
+        name = _without_lr(row.text)
         done, scores = len(row.runs), finite_values(run.score for run in row.runs.values())
         missing, diverged = comparison.seeds - done, done - len(scores)
         trial = Trial(lr, tuple(scores), diverged, missing)
@@ -234,6 +234,6 @@ def _collect_sensitivities(
 def _without_lr(text: str) -> str:
     """Return an arm's name without its lr, which in a sweep may be a range."""
     try:
-        return str(Arm.parse(text).without_lr())
+        return Contender.parse(text).name_without_lr
     except UsageError:  # not an arm this version knows
         return text

@@ -1,22 +1,29 @@
-"""Run a comparison: several optimizers over the same seeds.
+"""Run comparisons: several optimizers over the same seeds.
 
 A seed gives every arm the same initial weights, data order and augmentation, so arms are compared
 in pairs. Called again with the same folder, it keeps finished runs, continues interrupted ones, and
 trains those of new arms and seeds; any other changed setting is a UsageError. Unusable settings are
 a UsageError before anything is written. A signal raises StudyInterrupted once all unfinished runs
-have been saved.
+have been saved. After --seconds no run starts, and unfinished ones raise OutOfTime.
+
+Several comparisons, such as one for each batch size, train their runs together: seed by seed, so
+that a study that stops early has complete pairs.
 """
 
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from neumann.lab.data import Dataset
+from neumann.lab.contenders import get_name
 from neumann.lab.storage.reading import CONFIG, is_finished
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison, read_finished_run
 from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import (
+    DataCache,
     RunKey,
     Runs,
     StudyObserver,
@@ -24,11 +31,12 @@ from neumann.lab.studies.workers import (
     train_run,
     train_side_by_side,
 )
-from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import check_same_config
 from neumann.lab.training.signals import Interrupted, signal_number
+
+Parts = Mapping[Path, CompareConfig]  # comparisons by folder
 
 
 class StudyInterrupted(Interrupted):
@@ -40,53 +48,98 @@ class StudyInterrupted(Interrupted):
         self.ended, self.total = ended, total
 
 
+class OutOfTime(Exception):
+    """The seconds that a study was given are over, and not all of its runs have ended."""
+
+    def __init__(self, ended: int, total: int, folder: Path) -> None:
+        again = f"the same command with --output {folder} continues"
+        super().__init__(f"--seconds are over after {ended} of {total} runs; {again}")
+
+
+class Budget:
+    """The seconds in which runs may start; None is no limit."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def is_spent(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
+
+
 def run_comparison(
     config: CompareConfig, folder: Path, observer: StudyObserver | None = None
 ) -> Comparison:
     """Train the runs that are not finished yet, and compare the arms."""
-    dataset = check_trainable(config, folder)
-    if config.jobs > 1:
-        dataset = None  # every worker opens its own
-    observer = observer or StudyObserver()
-    with study_files.lock_folder(folder):
-        runs = _plan_runs(config, folder)
-        study_files.check_comparison_folder(folder, config)
+    parts = {folder: config}
+    data = check_trainable(parts)
+    (found,) = run_comparisons(parts, folder, observer, Budget(config.seconds), data)
+    return found
+
+
+def run_comparisons(
+    parts: Parts,
+    root: Path,
+    observer: StudyObserver | None = None,
+    budget: Budget | None = None,
+    data: DataCache | None = None,
+) -> list[Comparison]:
+    """Train the unfinished runs of all parts, whose folders are in `root`, and compare the arms."""
+    observer, budget = observer or StudyObserver(), budget or Budget()
+    jobs = next(iter(parts.values())).jobs
+    with ExitStack() as stack:
+        for folder in parts:
+            stack.enter_context(study_files.lock_folder(folder))
+        runs = plan_runs(parts, root)
+        for folder, config in parts.items():
+            study_files.check_comparison_folder(folder, config)
         _check_existing_runs(runs)
-        study_files.write_comparison(folder, config)
+        for folder, config in parts.items():
+            study_files.write_comparison(folder, config)
         unfinished = {
             key: run for key, run in runs.items() if not is_finished(get_output_folder(run))
         }
+        observer.on_plan(runs)
         observer.on_start(len(runs) - len(unfinished), len(runs))
         try:
-            _train_all(unfinished, config.jobs, dataset, observer)
+            _train_all(unfinished, jobs, data, observer, budget)
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal_number(stop)
-            ended = sum(is_finished(get_output_folder(run)) for run in runs.values())
-            raise StudyInterrupted(number, ended, len(runs), folder) from None
-        return read_comparison(folder)
+            raise StudyInterrupted(number, _count_ended(runs), len(runs), root) from None
+        if (ended := _count_ended(runs)) < len(runs):
+            raise OutOfTime(ended, len(runs), root)
+        return [read_comparison(folder) for folder in parts]
 
 
-def check_trainable(config: CompareConfig, folder: Path) -> Dataset | None:
+def check_trainable(parts: Parts) -> DataCache:
     """Build the first run of every new arm, to find unusable settings before anything is written.
 
-    Returns the data set, if it was loaded for that.
+    Returns the data set that was loaded for that.
     """
-    config.check()
-    dataset: Dataset | None = None
-    for (_, seed), run in _plan_runs(config, folder).items():
-        if seed == 0 and not get_output_folder(run).exists():
-            dataset = dataset or open_dataset(run)
-            Training(run, Process(), dataset)
-    return dataset
+    data = DataCache()
+    for folder, config in parts.items():
+        config.check()
+        for (_, seed), run in plan_runs({folder: config}, folder).items():
+            if seed == 0 and not get_output_folder(run).exists():
+                Training(run, Process(), data.open(run))
+    return data
 
 
-def _plan_runs(config: CompareConfig, folder: Path) -> Runs:
-    """List all runs, seed by seed, so that a comparison that stops early has complete pairs."""
-    return {
-        (arm, seed): config.make_run_config(arm, seed, get_run_folder(folder, arm, seed))
-        for seed in range(config.seeds)
-        for arm in config.arms
-    }
+def plan_runs(parts: Parts, root: Path) -> Runs:
+    """List all runs, seed by seed. Their keys name the part, unless there is one alone."""
+    several, most = len(parts) > 1, max(config.seeds for config in parts.values())
+    runs: Runs = {}
+    for seed in range(most):
+        for folder, config in parts.items():
+            place = f"{study_files.describe_part(folder, root)} " if several else ""
+            for arm in config.arms if seed < config.seeds else ():
+                key = f"{place}{get_name(arm)}", seed
+                runs[key] = config.make_run_config(arm, seed, get_run_folder(folder, arm, seed))
+    return runs
+
+
+def _count_ended(runs: Runs) -> int:
+    return sum(is_finished(get_output_folder(run)) for run in runs.values())
 
 
 def _check_existing_runs(runs: Runs) -> None:
@@ -95,16 +148,22 @@ def _check_existing_runs(runs: Runs) -> None:
             check_same_config(get_output_folder(run), run.as_record())
 
 
-def _train_all(runs: Runs, jobs: int, dataset: Dataset | None, observer: StudyObserver) -> None:
+def _train_all(
+    runs: Runs, jobs: int, data: DataCache | None, observer: StudyObserver, budget: Budget
+) -> None:
     def announce(key: RunKey) -> None:
         result = read_finished_run(get_output_folder(runs[key]), runs[key].metric)
         if result is not None:
             observer.on_finish(*key, result)
 
     if jobs > 1:
-        train_side_by_side(runs, jobs, observer, announce)
+        if data is not None:
+            data.close()  # every worker opens its own
+        train_side_by_side(runs, jobs, observer, announce, lambda: budget.is_spent)
         return
+    data = data or DataCache()
     for key, run in runs.items():
-        dataset = dataset or open_dataset(run)  # all runs use the same data
-        train_run(run, dataset, partial(observer.on_line, *key))
+        if budget.is_spent:
+            return
+        train_run(run, data.open(run), partial(observer.on_line, *key))
         announce(key)

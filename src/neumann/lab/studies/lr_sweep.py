@@ -8,15 +8,17 @@ and folders are a UsageError.
 """
 
 import math
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neumann.lab.arms import Arm
+from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, Metric
 from neumann.lab.studies import study_files
-from neumann.lab.studies.comparison import StudyInterrupted, check_trainable, run_comparison
+from neumann.lab.studies.comparison import Budget, check_trainable, run_comparisons
 from neumann.lab.studies.results import ArmResult, Comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.statistics import Interval
@@ -46,7 +48,7 @@ class ArmSearch:
     @property
     def name(self) -> str:
         """The arm without its range of learning rates."""
-        return str(Arm.parse(self.arm).without_lr())
+        return Contender.parse(self.arm).name_without_lr
 
     @property
     def bracketed(self) -> bool:
@@ -58,33 +60,39 @@ def search(
     config: SweepConfig, folder: Path, observer: StudyObserver | None = None
 ) -> list[ArmSearch]:
     """Train every arm at every learning rate on held-out data, and choose the winners."""
-    config.check()
-    grid = make_grid(config)
-    names = {arm: [_set_lr(arm, lr) for lr in lrs] for arm, lrs in grid.items()}
-    trials = config.as_comparison(
-        tuple(name for arm_names in names.values() for name in arm_names),
-        seeds=config.search_seeds,
-        epochs=config.search_epochs or config.epochs,
-        held_out=True,
-    )
-    _make_final_config(config, {arm: lrs[0] for arm, lrs in grid.items()}).check()
-    content = _describe_sweep(config, grid, winners=None)
-    _check_sweep_folder(folder, content)
-    if not (folder / SWEEP).exists():
-        check_trainable(trials, study_files.get_part_folder(folder, SEARCH))
-    with lock_folder(folder):
-        _check_sweep_folder(folder, content)  # another process may have started one by now
-        if not (folder / SWEEP).exists():
-            write_object(folder / SWEEP, content)
-        metric = trials.metric
-        rows = {row.arm: row for row in _run_part(trials, folder, SEARCH, observer).rows}
-        found = [
-            _choose(arm, grid[arm], [rows[name] for name in names[arm]], metric) for arm in grid
-        ]
-        winners = _collect_winners(found)
-        write_object(folder / SWEEP, _describe_sweep(config, grid, winners))
-    if not winners:
-        raise AllDivergedError(f"every run of {', '.join(grid)} diverged: try smaller --lr")
+    (found,) = search_all({folder: config}, folder, observer, Budget(config.seconds)).values()
+    return found
+
+
+def search_all(
+    sweeps: Mapping[Path, SweepConfig],
+    root: Path,
+    observer: StudyObserver | None = None,
+    budget: Budget | None = None,
+) -> dict[Path, list[ArmSearch]]:
+    """Search for all sweeps together, whose folders are in `root`."""
+    plans = {folder: SearchPlan.make(config) for folder, config in sweeps.items()}
+    new = {folder: plan for folder, plan in plans.items() if not plan.check_folder(folder)}
+    # All learning rates of an arm build the same network.
+    firsts = {folder: plan.make_trials(first_only=True) for folder, plan in new.items()}
+    data = check_trainable({_search_folder(folder): trial for folder, trial in firsts.items()})
+    with ExitStack() as stack:
+        for folder, plan in plans.items():
+            stack.enter_context(lock_folder(folder))
+            if not plan.check_folder(folder):  # another process may have started one by now
+                write_object(folder / SWEEP, plan.describe(winners=None))
+        trials = {_search_folder(folder): plan.make_trials() for folder, plan in plans.items()}
+        results = run_comparisons(trials, root, observer, budget, data)
+        found = {
+            folder: plan.choose(result)
+            for (folder, plan), result in zip(plans.items(), results, strict=True)
+        }
+        for folder, plan in plans.items():
+            winners = collect_winners(found[folder])
+            write_object(folder / SWEEP, plan.describe(winners))
+            if not winners:
+                arms = ", ".join(plan.config.arms)
+                raise AllDivergedError(f"every run of {arms} diverged: try smaller --lr")
     return found
 
 
@@ -93,8 +101,21 @@ def compare_winners(
 ) -> Comparison:
     """Train the winners on the whole training set, and compare them on the test set."""
     with lock_folder(folder):
-        final = _make_final_config(config, _collect_winners(found))
-        return _run_part(final, folder, FINAL, observer)
+        parts = {study_files.get_part_folder(folder, FINAL): make_final_config(config, found)}
+        (comparison,) = run_comparisons(parts, folder, observer, Budget(config.seconds))
+        return comparison
+
+
+def make_final_config(
+    config: SweepConfig, found: list[ArmSearch], factor: float = 1.0
+) -> CompareConfig:
+    """The comparison of the winners, at so many times the chosen learning rates."""
+    winners = collect_winners(found)
+    arms = tuple(
+        str(Contender.parse(arm).with_lr(lr if factor == 1 else _round(lr * factor)))
+        for arm, lr in winners.items()
+    )
+    return config.as_comparison(arms, seeds=config.seeds, held_out=False)
 
 
 def choose_lr(
@@ -110,6 +131,90 @@ def choose_lr(
     return min(ranked)[-1] if ranked else None
 
 
+def collect_winners(found: list[ArmSearch]) -> dict[str, float]:
+    return {each.arm: each.best for each in found if each.best is not None}
+
+
+def _search_folder(folder: Path) -> Path:
+    return study_files.get_part_folder(folder, SEARCH)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The learning rates that a sweep tries, and what its sweep.json says about them."""
+
+    config: SweepConfig
+    grid: Grid
+
+    @staticmethod
+    def make(config: SweepConfig) -> "SearchPlan":
+        config.check()
+        plan = SearchPlan(config, make_grid(config))
+        found = [ArmSearch(arm, lrs, (), 1.0) for arm, lrs in plan.grid.items()]
+        final = make_final_config(config, found)
+        final.check()
+        for arm in final.arms:
+            final.make_run_config(arm, 0, Path(FINAL))
+        return plan
+
+    def make_trials(self, first_only: bool = False) -> CompareConfig:
+        """The comparison that tries all learning rates, or only the first of each arm."""
+        config, texts = self.config, self._list_trials()
+        arms = [text for group in texts.values() for text in group[: 1 if first_only else None]]
+        return config.as_comparison(
+            tuple(arms),
+            seeds=config.search_seeds,
+            epochs=config.search_epochs or config.epochs,
+            held_out=True,
+        )
+
+    def _list_trials(self) -> dict[str, list[str]]:
+        """The arms of the search, by the arm of the sweep that they try a learning rate for."""
+        trials: dict[str, list[str]] = {}
+        for arm, lrs in self.grid.items():
+            contender = Contender.parse(arm)
+            trials[arm] = [str(contender.at_lr(lr)) for lr in lrs]
+        return trials
+
+    def choose(self, searched: Comparison) -> list[ArmSearch]:
+        """Choose a learning rate for each arm; some take the one of another."""
+        rows = {row.text: row for row in searched.rows}
+        found: dict[str, ArmSearch] = {}
+        for arm, trials in self._list_trials().items():
+            if trials:
+                chosen = [rows[text] for text in trials]
+                found[arm] = _choose(arm, self.grid[arm], chosen, searched.metric)
+        for arm, source in find_sources(self.config.arms).items():
+            found[arm] = ArmSearch(arm, (), (), found[source].best, None, searched.metric)
+        return [found[arm] for arm in self.grid]
+
+    def check_folder(self, folder: Path) -> bool:
+        """Return whether the folder holds this sweep. Refuse another study or other settings."""
+        study_files.check_no_other_study(folder, SWEEP)
+        if not (folder / SWEEP).exists():
+            return False
+        before, content = study_files.read_sweep_file(folder), self.describe(winners=None)
+        keys = ("format", "grid", "search_seeds")  # winners come later, and seeds can be added
+        saved, now = ({key: found.get(key) for key in keys} for found in (before, content))
+        study_files.check_same_settings(folder, "a sweep", saved, now, {})
+        settings = before.get("config"), content["config"]
+        study_files.check_same_settings(folder, "a sweep", *settings, SweepConfig().as_dict())
+        return True
+
+    def describe(self, winners: dict[str, float] | None) -> dict[str, Any]:
+        """Return what sweep.json holds."""
+        elsewhere = ("jobs", "seconds", "seeds", "search_seeds")
+        record = self.config.as_record()
+        return {
+            "format": study_files.SWEEP_FORMAT,
+            "grid": self.grid,
+            "winners": winners,
+            "search_seeds": self.config.search_seeds,
+            "seeds": self.config.seeds,
+            "config": {key: value for key, value in record.items() if key not in elsewhere},
+        }
+
+
 def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Metric) -> ArmSearch:
     scores = tuple(row.score for row in rows)
     warmups = (row.long_warmup for row in rows if row.long_warmup is not None)
@@ -117,73 +222,41 @@ def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Met
     return ArmSearch(arm, lrs, scores, best, next(warmups, None), metric)
 
 
-def _collect_winners(found: list[ArmSearch]) -> dict[str, float]:
-    return {each.arm: each.best for each in found if each.best is not None}
-
-
-def _make_final_config(config: SweepConfig, winners: dict[str, float]) -> CompareConfig:
-    arms = tuple(_set_lr(arm, lr) for arm, lr in winners.items())
-    return config.as_comparison(arms, seeds=config.seeds, held_out=False)
-
-
-def _run_part(
-    config: CompareConfig, folder: Path, part: str, observer: StudyObserver | None
-) -> Comparison:
-    try:
-        return run_comparison(config, study_files.get_part_folder(folder, part), observer)
-    except StudyInterrupted as stop:  # name the sweep's folder instead of the part's
-        raise StudyInterrupted(stop.number, stop.ended, stop.total, folder) from None
-
-
-# ---------------------------------------------------------------------- sweep.json
-
-
-def _check_sweep_folder(folder: Path, content: dict[str, Any]) -> None:
-    """Refuse a folder that holds another study, or a sweep with other settings."""
-    study_files.check_no_other_study(folder, SWEEP)
-    if not (folder / SWEEP).exists():
-        return
-    before = study_files.read_sweep_file(folder)
-    keys = ("format", "grid", "search_seeds")  # winners come later, and seeds can be added
-    saved, now = ({key: found.get(key) for key in keys} for found in (before, content))
-    study_files.check_same_settings(folder, "a sweep", saved, now, {})
-    settings = before.get("config"), content["config"]
-    study_files.check_same_settings(folder, "a sweep", *settings, SweepConfig().as_dict())
-
-
-def _describe_sweep(
-    config: SweepConfig, grid: Grid, winners: dict[str, float] | None
-) -> dict[str, Any]:
-    elsewhere = ("jobs", "seeds", "search_seeds")
-    return {
-        "format": study_files.SWEEP_FORMAT,
-        "grid": grid,
-        "winners": winners,
-        "search_seeds": config.search_seeds,
-        "seeds": config.seeds,
-        "config": {k: v for k, v in config.as_record().items() if k not in elsewhere},
-    }
-
-
 # ---------------------------------------------------------------------- the learning rates
 
 
 def make_grid(config: SweepConfig) -> Grid:
-    """List the learning rates of each arm: equally many, so that all arms have the same budget."""
-    grid = {arm: _list_lrs(arm, config.lr) for arm in config.arms}
-    names = [str(Arm.parse(arm).without_lr()) for arm in config.arms]
+    """List the learning rates of each arm: equally many, so that all arms have the same budget.
+
+    An arm that takes the learning rate of another has none.
+    """
+    sources = find_sources(config.arms)
+    grid = {arm: () if arm in sources else _list_lrs(arm, config.lr) for arm in config.arms}
+    names = [Contender.parse(arm).name_without_lr for arm in config.arms]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate:
         raise UsageError(f"--arms names {duplicate} twice")
-    if len({len(lrs) for lrs in grid.values()}) > 1:
-        counts = ", ".join(f"{arm} has {len(lrs)}" for arm, lrs in grid.items())
+    searched = {arm: len(lrs) for arm, lrs in grid.items() if lrs}
+    if len(set(searched.values())) > 1:
+        counts = ", ".join(f"{arm} has {count}" for arm, count in searched.items())
         raise UsageError(f"all arms must try equally many learning rates: {counts}")
     return grid
 
 
+def find_sources(arms: tuple[str, ...]) -> dict[str, str]:
+    """Find the arms whose lr names another arm, and that arm."""
+    wanted = {arm: str(dict(Contender.parse(arm).arm.options).get("lr", "")) for arm in arms}
+    searched = {
+        Contender.parse(arm).name_without_lr: arm
+        for arm, lr in wanted.items()
+        if not lr or ":" in lr
+    }
+    return {arm: searched[lr] for arm, lr in wanted.items() if lr in searched}
+
+
 def _list_lrs(text: str, shared_range: str | None) -> tuple[float, ...]:
     """Take the arm's own range, else that of --lr, else one around the optimizer's default."""
-    arm = Arm.parse(text)
+    arm = Contender.parse(text).arm
     own_range = dict(arm.options).get("lr")
     if own_range is not None:
         return _parse_range(str(own_range), f"{text}: lr")
@@ -214,7 +287,3 @@ def _parse_range(text: str, what: str) -> tuple[float, ...]:
 
 def _round(lr: float) -> float:
     return float(f"{lr:.{DIGITS}g}")
-
-
-def _set_lr(text: str, lr: float) -> str:
-    return str(Arm.parse(text).with_options(lr=lr))

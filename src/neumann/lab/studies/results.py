@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neumann.lab.contenders import get_name
 from neumann.lab.metrics import ACCURACY, Metric, choose_metric
 from neumann.lab.storage import reading
 from neumann.lab.storage.run_files import Summary, read_run_files
@@ -40,7 +41,8 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class ArmResult:
-    arm: str
+    arm: str  # its name
+    text: str  # as the command wrote it
     runs: dict[int, FinishedRun]  # by seed
     score: Interval  # in the unit of the metric
     difference: Difference | None  # by how much the first arm is better; None for the first
@@ -127,7 +129,7 @@ def _summarize_arm(
     times = [run.seconds for run in runs.values() if run.seconds is not None]
     seconds = sum(times) / len(times) if times else None
     warmup = _long_warmup(arm, runs)
-    return ArmResult(arm, runs, score, difference, seconds, warmup, extras)
+    return ArmResult(get_name(arm), arm, runs, score, difference, seconds, warmup, extras)
 
 
 def _list_gains(runs: dict[int, FinishedRun]) -> dict[int, float]:
@@ -163,6 +165,6 @@ def find_long_warmup(lines: Iterable[dict[str, Any]]) -> LongWarmup | None:
 def _long_warmup(arm: str, runs: dict[int, FinishedRun]) -> LongWarmup | None:
     # All seeds have the same phases, so the first run that did not diverge speaks for the arm.
     run = next((run for run in runs.values() if math.isfinite(run.score)), None)
-    if run is None or not arm.startswith("neumann"):
+    if run is None or "neumann" not in arm:
         return None
     return find_long_warmup(reading.read_metrics(run.folder))

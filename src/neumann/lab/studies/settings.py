@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from neumann.lab.arms import Arm
 from neumann.lab.config import Settings, TrainConfig, TrainingSettings, check_at_least, flag_name
+from neumann.lab.contenders import Contender, get_name
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.folders import MAX_NAME_BYTES, make_folder_name
 
@@ -27,16 +27,20 @@ class CompareConfig(TrainingSettings):
     """Train several optimizers over the same seeds, and report how they differ."""
 
     arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
-    """optimizers, each with options as in neumann:lr=0.2; the first is compared with the others"""
+    """optimizers, each with options as in neumann:lr=0.2, settings of its own as in
+    sgd:lr=0.1@sched=step@batch-size=512, and a name as in baseline=sgd:lr=0.1; the first is
+    compared with the others"""
     seeds: int = 3
     """runs of each arm; a seed gives all arms the same initial weights and data order"""
     jobs: int = 1
     """runs trained side by side"""
+    seconds: float | None = None
+    """start no run after this many seconds; the same command continues"""
 
     def check(self) -> None:
         super().check()
         _check_arms(self.arms)
-        check_at_least(self, seeds=1, jobs=1)
+        check_at_least(self, seeds=1, jobs=1, seconds=0)
 
     @property
     def title(self) -> str:
@@ -45,8 +49,15 @@ class CompareConfig(TrainingSettings):
     def make_run_config(self, arm: str, seed: int, output: Path) -> TrainConfig:
         """The settings of one run, which continues if it was started before."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(TrainingSettings)}
-        own = {"output": output, "opt": arm, "seed": seed, "resume": "auto"}
-        return TrainConfig(**{**shared, **own}).resolve()
+        contender = Contender.parse(arm)
+        own = {**contender.get_own_settings(), "opt": contender.opt}
+        run = TrainConfig(**{**shared, **own, "output": output, "seed": seed, "resume": "auto"})
+        try:
+            return run.resolve()
+        except UsageError as error:
+            if not contender.settings:
+                raise
+            raise UsageError(f"{arm}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -57,23 +68,28 @@ class SweepConfig(Settings):
     """
 
     arms: tuple[str, ...] = ("neumann", "sgd", "adamw")
-    """optimizers; one may have its own range, as in adamw:lr=1e-4:1e-2:7"""
+    """optimizers, with options, settings and names as for compare; one may have its own range, as
+    in adamw:lr=1e-4:1e-2:7, or take the rate chosen for another, as in neumann:cubic=0,lr=neumann
+    """
     lr: str | None = None
     """learning rates to try, LOW:HIGH:COUNT in equal ratios; by default 7 around the usual one"""
     search_seeds: int = 1
     """runs of each learning rate in the search"""
     search_epochs: int | None = None
-    """epochs of each run in the search; by default --epochs"""
+    """epochs of each run in the search; by default --epochs. An arm's own epochs stay"""
     seeds: int = 3
     """runs of each optimizer in the final comparison"""
     jobs: int = 1
     """runs trained side by side"""
+    seconds: float | None = None
+    """start no run after this many seconds; the same command continues"""
 
     def check(self) -> None:
         """Check everything but the ranges of --lr."""
         super().check()
         _check_arms(self.arms)
         check_at_least(self, search_seeds=1, search_epochs=1, seeds=1, jobs=1)
+        check_at_least(self, seconds=0)
         if self.held_out:
             raise UsageError(
                 "--held-out is for train and compare: a sweep always searches on held-out data and "
@@ -161,18 +177,19 @@ class SpectrumConfig:
 def _check_arms(arms: tuple[str, ...]) -> None:
     if not arms:
         raise UsageError("--arms must name at least one optimizer")
-    duplicate = next((arm for arm in arms if arms.count(arm) > 1), None)
+    names = [get_name(arm) for arm in arms]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate:
         raise UsageError(f"--arms names {duplicate} twice")
     folders: dict[str, str] = {}
-    for arm in arms:
-        Arm.parse(arm).check()
-        folder = make_folder_name(arm)
+    for arm, name in zip(arms, names, strict=True):
+        Contender.parse(arm).arm.check()
+        folder = make_folder_name(name)
         if len(os.fsencode(folder)) > MAX_NAME_BYTES:
             raise UsageError(
-                f"--arms: {arm[:40]}… is too long for a folder name ({MAX_NAME_BYTES} bytes)"
+                f"--arms: {name[:40]}… is too long for a folder name ({MAX_NAME_BYTES} bytes)"
             )
         # Some file systems do not distinguish upper and lower case.
-        other = folders.setdefault(folder.casefold(), arm)
-        if other != arm:
-            raise UsageError(f"--arms: {other!r} and {arm!r} would share the folder {folder}")
+        other = folders.setdefault(folder.casefold(), name)
+        if other != name:
+            raise UsageError(f"--arms: {other!r} and {name!r} would share the folder {folder}")

@@ -20,6 +20,7 @@ from typing import Any
 
 from neumann.lab.config import TrainingSettings
 from neumann.lab.config_files import fill_in_defaults, refuse_difference
+from neumann.lab.contenders import get_name
 from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import explain_os_errors, write_atomically
@@ -61,7 +62,7 @@ def is_comparison(folder: Path) -> bool:
 
 
 def get_run_folder(folder: Path, arm: str, seed: int) -> Path:
-    found = folder / make_folder_name(arm) / f"seed-{seed}"
+    found = folder / make_folder_name(get_name(arm)) / f"seed-{seed}"
     refuse_link(found.parent)
     refuse_link(found)
     return found
@@ -71,6 +72,12 @@ def get_part_folder(folder: Path, part: str) -> Path:
     """Return the folder of a sweep's search or final comparison."""
     refuse_link(folder / part)
     return folder / part
+
+
+def describe_part(folder: Path, root: Path) -> str:
+    """Name a comparison by the folders between its study's and its own."""
+    between = folder.relative_to(root).parts
+    return " ".join(part for part in between if part not in (SEARCH, FINAL))
 
 
 def read_comparison_file(folder: Path) -> dict[str, Any]:

@@ -46,6 +46,9 @@ SAVED = "after saving every run"
 
 RunKey = tuple[str, int]  # arm and seed
 Runs = dict[RunKey, TrainConfig]
+# The settings that a data set depends on.
+DATA_SETTINGS = ["data", "data_dir", "flip", "shift", "cutout", "img_size", "context", "tokens"]
+DATA_SETTINGS += ["device", "channels_last", "workers", "held_out"]
 
 
 class CrashedError(RuntimeError):
@@ -58,9 +61,28 @@ STOPS = (UsageError, StorageError, CrashedError, Interrupted)  # errors that sto
 class StudyObserver:
     """Follows the progress of a study. This one ignores everything."""
 
+    def on_plan(self, runs: Runs) -> None: ...
     def on_start(self, finished: int, total: int) -> None: ...
     def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None: ...
     def on_finish(self, arm: str, seed: int, result: "FinishedRun") -> None: ...
+
+
+class DataCache:
+    """Keeps the data set of the last run, which the next run mostly uses too."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._dataset: Dataset | None = None
+
+    def open(self, run: TrainConfig) -> Dataset:
+        key = tuple(getattr(run, name) for name in DATA_SETTINGS)
+        if self._dataset is None or key != self._key:
+            self.close()  # before another takes its memory
+            self._dataset, self._key = open_dataset(run), key
+        return self._dataset
+
+    def close(self) -> None:
+        self._dataset = None
 
 
 def train_run(
@@ -135,15 +157,22 @@ class Worker:
 
 
 def train_side_by_side(
-    runs: Runs, jobs: int, observer: StudyObserver, on_end: Callable[[RunKey], None]
+    runs: Runs,
+    jobs: int,
+    observer: StudyObserver,
+    on_end: Callable[[RunKey], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train all runs in up to `jobs` processes. Calls `on_end` with the key of each ended run."""
+    """Train all runs in up to `jobs` processes. Calls `on_end` with the key of each ended run.
+
+    Once `is_over` returns True, no run starts.
+    """
     queue = deque(runs.items())
     workers: list[Worker] = []
     with catch_signals() as signals:
         try:
             count = min(jobs, len(queue))
-            for _ in range(count):
+            for _ in range(0 if is_over() else count):
                 workers.append(Worker(_threads_per_worker(count)))
                 workers[-1].start(*queue.popleft())
             while signals.number is None and (busy := [w for w in workers if w.key]):
@@ -152,7 +181,7 @@ def train_side_by_side(
                     key = worker.key
                     if worker.pipe in ready and key and worker.receive(observer):
                         on_end(key)
-                        if queue:
+                        if queue and not is_over():
                             worker.start(*queue.popleft())
             _save_all(workers)
         except STOPS:
@@ -207,14 +236,13 @@ def _work(pipe: Connection, threads: int | None) -> None:
     _exit_with_parent()
     if threads is not None:
         torch.set_num_threads(threads)
-    dataset: Dataset | None = None
+    data = DataCache()
     # If the parent is gone, there is nobody to train for. What was saved stays.
     with contextlib.suppress(KeyboardInterrupt, EOFError, ConnectionError), raise_on_sigterm():
         while (run := pipe.recv()) is not None:
             message: Exception | int | None = None
             try:
-                dataset = dataset or open_dataset(run)
-                train_run(run, dataset, pipe.send)
+                train_run(run, data.open(run), pipe.send)
             except (UsageError, StorageError) as error:
                 message = error
             except Interrupted as interruption:
