@@ -71,6 +71,8 @@ class Settings:
     smoothing: float = 0.0  # label smoothing
     # scale the gradient of a step down to this norm, over all weights, where it is larger
     clip_grad: float | None = None
+    # evaluate a moving average of the weights with this decay, such as 0.9999, in their place
+    ema: float | None = None
     output: Path | None = None  # folder for the records; by default a new one under runs/
     device: str = "auto"  # cpu, cuda or cuda:N; auto is a GPU if there is one
     amp: Literal["auto", "bf16", "off"] = "auto"  # autocast; auto is bf16 on a GPU
@@ -102,6 +104,8 @@ class Settings:
         require(self.output != Path(), "--output must be a folder of its own, not the working one")
         require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+        decays = self.ema is None or 0 < self.ema < 1
+        require(decays, f"--ema must be a decay between 0 and 1, such as 0.9999; got {self.ema}")
         clip = self.clip_grad
         positive = clip is None or 0 < clip < math.inf
         require(positive, f"--clip-grad must be a norm above 0, got {clip}")

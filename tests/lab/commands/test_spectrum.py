@@ -94,6 +94,20 @@ def test_evaluation_weights_are_the_default(run):
 
 
 @pytest.mark.slow
+def test_evaluation_weights_of_a_run_with_an_average(tmp_path):
+    config = dataclasses.replace(CONFIG, ema=0.9, spectrum_every=0)
+    training = Training(config, Process())
+    training.run(tmp_path / "run")
+    found = measure(tmp_path / "run", "--examples", "8")["extremes"]["largest"]["value"]
+    batch = load_probe_batch(training.dataset, 8)
+    training.model.train()
+    with training.evaluation_weights():
+        expected = extremes(Hessian(training.model, loss, batch=batch), tolerance=1e-4).largest
+    assert found == pytest.approx(expected.value, rel=1e-2)
+    plain = measure(tmp_path / "run", "--examples", "8", "--weights", "training")
+    assert abs(plain["extremes"]["largest"]["value"] / found - 1) > 0.02
+
+
 def test_earlier_checkpoint_and_selected_parameters(run):
     folder, _ = run
     found = measure(folder, "--step", "8", "--parameters", "*.bias", "--weight-decay", "0.5")

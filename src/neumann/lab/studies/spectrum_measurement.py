@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neumann.lab.arms import evaluation_mode
 from neumann.lab.config import TrainConfig
 from neumann.lab.config_files import list_code, parse_settings
 from neumann.lab.errors import UsageError, shorten, unknown
@@ -219,6 +218,9 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
         if not network.sharded:
             check_optimizer(checkpoint, training.optimizer)
         network.load_state(training.optimizer, checkpoint.payload)
+        if training.average is not None:
+            statistics = checkpoint.payload["processes"][0]["average_statistics"]
+            training.average.load(checkpoint.payload["average"], statistics)
     available = len(training.dataset.train)
     examples = config.examples or min(MAX_EXAMPLES, available)
     if examples > available:
@@ -227,7 +229,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
         )
     training.model.train(config.batchnorm == "batch")
     weights = config.weights or "evaluation"
-    with evaluation_mode(training.optimizer) if weights == "evaluation" else nullcontext():
+    with training.evaluation_weights() if weights == "evaluation" else nullcontext():
         yield Problem(
             training.model,
             lambda outputs, labels: classification_loss(outputs, labels, run.smoothing),

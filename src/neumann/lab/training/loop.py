@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +57,7 @@ from neumann.lab.training.resuming import (
 )
 from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted, catch_signals
+from neumann.lab.training.weight_average import WeightAverage
 from neumann.optim import Neumann
 
 
@@ -89,6 +90,9 @@ class Training:
             steps_per_epoch=self.steps_per_epoch,
             steps=self.total_steps,
         )
+        self.average: WeightAverage | None = None
+        if config.ema is not None:
+            self.average = WeightAverage(self.model, self.optimizer, config.ema)
         # No cache on a GPU: a captured graph must not reuse a weight cast in an earlier pass.
         options = {"enabled": config.amp == "bf16", "cache_enabled": self.device.type != "cuda"}
         self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, **options)
@@ -215,6 +219,8 @@ class Training:
         loss = self._gradients.compute(pieces)
         self.optimizer.step()
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.step)
         self._losses.add(loss, self.step)
 
     # ------------------------------------------------------------------ lines of the metrics
@@ -275,10 +281,23 @@ class Training:
 
     def evaluate(self) -> tuple[Score, Score | None]:
         """Score the evaluation weights with running and with recalibrated BatchNorm statistics."""
-        with evaluation_mode(self.optimizer):
+        with self.evaluation_weights():
             return evaluate_twice(
                 self.model, self.dataset, self.config, self.process, self._autocast
             )
+
+    @contextlib.contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Let the model hold the weights to evaluate: the optimizer's, or with --ema the average.
+
+        Neumann takes writes to its parameters for a mistake, except in its evaluation mode.
+        """
+        with evaluation_mode(self.optimizer):
+            if self.average is None:
+                yield
+                return
+            with self.average.in_place_of_weights(self.process):
+                yield
 
     # ------------------------------------------------------------------ saving and resuming
 
@@ -289,8 +308,13 @@ class Training:
             "losses": self._losses.state_dict(),
             "statistics": [buffer.cpu() for buffer in get_statistics(self.model)],
         }
+        average = {}
+        if self.average is not None:
+            average = {"average": self.average.get_state()}
+            own["average_statistics"] = self.average.get_statistics()
         payload = {
             **self.network.get_state(self.optimizer),
+            **average,
             "processes": gather_objects(own, self.process),
             "seconds": self.clock.training,
             "compile_seconds": self.clock.compiling,
@@ -326,6 +350,8 @@ class Training:
                     check_optimizer(found, self.optimizer)
                 self.network.load_state(self.optimizer, payload)
                 set_statistics(self.model, own["statistics"])
+                if self.average is not None:
+                    self.average.load(payload["average"], own["average_statistics"])
                 set_rng_state(own["rng"])
                 self._losses.load_state_dict(own["losses"])
             self.clock.training = payload["seconds"]

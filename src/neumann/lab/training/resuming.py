@@ -50,6 +50,7 @@ class ProcessState:
     rng: dict[str, Any]
     losses: dict[str, Any]
     statistics: list[Any]
+    average_statistics: list[Any] | None = None  # with --ema
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Payload:
     compile_seconds: Finite
     reached: int | None
     last: dict[str, Any]  # the last epoch's line, with the scores of the last evaluation
+    average: dict[str, Any] | None = None  # with --ema: the average weights by name
     config: dict[str, Any] | None = None  # of the run; version 0.1.0 did not save it
 
 
