@@ -10,7 +10,7 @@ QUICK := -m "not slow and not gpu and not distributed" --ignore tests/integratio
 QUICK += --ignore tests/optim/backends/cuda --ignore tests/optim/preconditioners/cuda --ignore-glob "*/test_traced*.py"
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs format clean
+.PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs site format clean
 
 help:
 	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
@@ -20,7 +20,8 @@ help:
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make wheel        build the wheel and import it in an empty environment"
 	@echo "make test-oldest  the tests of neumann.optim on the oldest supported torch"
-	@echo "make docs         run the code blocks of README and docs, check their links and file paths"
+	@echo "make docs         run the code blocks of README and docs, check links and file paths, build the site"
+	@echo "make site         build the site: open site/index.html"
 	@echo "make format       ruff, fixing what it can"
 	@echo "make clean        remove everything that make created"
 
@@ -94,7 +95,11 @@ test-oldest: .venv-oldest/.installed
 	$(PYTEST) tests/optim
 
 docs: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py tests/test_site.py
+
+# The tests build it too, and check what it links to and loads.
+site: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
@@ -102,4 +107,4 @@ format: .venv/.dev
 
 clean:
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf .venv .venv-wheel .venv-oldest dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-wheel .venv-oldest dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

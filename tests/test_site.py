@@ -1,0 +1,122 @@
+"""The site: it builds without a warning, needs nothing from the network, and its links work."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytest.importorskip("mkdocs")  # part of the extra `dev`
+
+ROOT = Path(__file__).parent.parent
+# What a browser loads by itself. A link that the reader may follow can lead anywhere.
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+# Not loaded: the address of the page and of its neighbors.
+RELATIONS = {"canonical", "prev", "next"}
+
+pytestmark = pytest.mark.slow
+
+
+class Links(HTMLParser):
+    """Collects what a page loads, where it leads, and which anchors it has."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.images: list[dict[str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.anchors.update(value for name in ("id", "name") if (value := found.get(name)))
+        url = found.get(LOADED.get(tag, ""))
+        if url and not RELATIONS & set((found.get("rel") or "").split()):
+            self.loaded.append(url)
+        if tag == "a" and found.get("href"):
+            self.links.append(str(found["href"]))
+        if tag == "img":
+            self.images.append(found)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "-d", folder]
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Links(path.read_text()) for path in site.glob("**/*.html")}
+
+
+def test_it_has_its_pages(site):
+    nav = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert len(nav) > 15
+    for name in nav:
+        assert (site / name.replace(".md", ".html")).is_file(), name
+
+
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    for path, page in pages.items():
+        for url in page.loaded:
+            assert not urlsplit(url).netloc, f"{path.name} loads {url}"
+    for style in site.glob("**/*.css"):
+        for url in re.findall(r"url\(([^)]*)\)|@import\s+([^;]*)", style.read_text()):
+            assert "//" not in "".join(url).split(",")[0], f"{style.name} loads {url}"
+
+
+def test_links_and_anchors_lead_somewhere(pages):
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # served for any address, so its links start at the site's
+        for url in {*page.links, *page.loaded}:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.is_file(), f"{path.name} leads to {url}"
+            if parts.fragment and target in pages:
+                anchors = pages[target].anchors
+                assert unquote(parts.fragment) in anchors, f"{path.name} leads to {url}"
+
+
+def test_images_have_alternative_text(pages):
+    for path, page in pages.items():
+        for image in page.images:
+            assert image.get("alt"), f"{path.name}: {image.get('src')}"
+
+
+def test_it_can_be_searched_from_a_folder(site):
+    """Without a server, a browser reads no JSON: the index is a script, too."""
+    script = (site / "search/search_index.js").read_text()
+    index = json.loads(script.removeprefix("var __index = "))
+    assert any("large_batch" in entry["text"] for entry in index["docs"])
+    assert (site / "assets/iframe-worker/iframe-worker.js").is_file()
+
+
+def test_the_reference_shows_docstrings(site):
+    page = (site / "api/optimizer.html").read_text()
+    assert "the learning rate η, a float or a 0-d tensor" in page
+    assert ":meth:" not in page
+    assert "::<" not in page
+
+
+def test_formulas_need_no_script(site):
+    assert "<math" in (site / "how-it-works.html").read_text()
