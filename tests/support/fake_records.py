@@ -12,7 +12,7 @@ from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.training.records import Records
 
 PER_EPOCH = 20
-SCORES = ("accuracy", "accuracy_recalibrated", "loss", "perplexity", "bits_per_byte")
+SCORES = ("accuracy", "accuracy_recalibrated", "loss", "perplexity", "bits_per_byte", "top5")
 
 
 def fake_run(

@@ -1,4 +1,4 @@
-"""What a run is scored by: accuracy, or for text the loss with perplexity and bits per byte.
+"""What a run is scored by: accuracy with top-5, or for text the loss with its other forms.
 
 The rest of the lab asks the metric for a value's key in the records, its name, unit and digits, and
 which of two values is better, and does not need to know which one it is.
@@ -34,7 +34,7 @@ class Metric(Quantity):
     short: str  # its name beside the training loss
     difference_unit: str
     higher_is_better: bool
-    extras: tuple[Quantity, ...] = ()  # shown next to it, wherever it is
+    extras: tuple[Quantity, ...] = ()  # shown next to it, where the records have them
     plotted: tuple[Quantity, ...] = ()  # over the epochs, after it
 
     def gain(self, value: float) -> float:
@@ -58,6 +58,7 @@ class Metric(Quantity):
 
 
 CROSS_ENTROPY = Quantity("loss", "loss", "nats", 4, "a loss of {} nats")
+TOP5 = Quantity("top5", "top-5", "%", 2, "{} % top-5")
 ACCURACY = Metric(
     "accuracy",
     "accuracy",
@@ -67,6 +68,7 @@ ACCURACY = Metric(
     short="accuracy",
     difference_unit="points",
     higher_is_better=True,
+    extras=(TOP5,),
     plotted=(CROSS_ENTROPY,),
 )
 PERPLEXITY = Quantity("perplexity", "perplexity", "", 2, "perplexity {}")

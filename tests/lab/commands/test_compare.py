@@ -17,6 +17,7 @@ def test_prints_progress_table_and_places(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "adamw:lr=2e-3" in printed.out
     assert "steps to" in printed.out
+    assert "top-5, %" in printed.out
     assert f"records: {tmp_path / 'x'}" in printed.out
     assert "…" not in printed.out  # nothing is cut where it is not a terminal
     lines = printed.err.splitlines()

@@ -72,6 +72,7 @@ def test_a_comparison_that_was_trained(tmp_path):
     assert len(page.ids) == len(set(page.ids))
     assert "sgd:lr=1e30 diverged in 2 of 2 runs" in page.text
     assert "steps to 50 %" in page.text
+    assert "top-5, %" in page.text
     assert "Shaded: the warm-up of neumann:warmup_epochs=1; dotted: its resets." in page.text
     assert "Older records" not in page.text
     assert path.stat().st_size < 1_000_000
@@ -245,4 +246,6 @@ def test_several_p_values_come_with_a_warning(tmp_path, quick):
     arms = {"neumann": {}, "sgd": {}, "adam": {}}
     assert note in read_page(write_report(fake_comparison(tmp_path / "a", arms))).text
     del arms["adam"]
-    assert note not in read_page(write_report(fake_comparison(tmp_path / "b", arms))).text
+    page = read_page(write_report(fake_comparison(tmp_path / "b", arms)))
+    assert note not in page.text
+    assert "top-5" not in page.text  # of runs that did not record it

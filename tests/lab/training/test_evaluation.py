@@ -1,15 +1,20 @@
 """Evaluation: every example counts once, and the model is unchanged afterwards."""
 
 import contextlib
+import json
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from neumann.lab.config import TrainConfig
 from neumann.lab.data import Plan, load
+from neumann.lab.storage.reading import RecordsError, read_metrics, read_summary
+from neumann.lab.storage.run_files import read_run_files
 from neumann.lab.training.batchnorm_layers import has_batchnorm, keep_statistics
 from neumann.lab.training.evaluation import evaluate
+from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
 
@@ -33,6 +38,40 @@ def test_the_score_does_not_depend_on_the_batches(digits, batch_size):
     assert score.examples == 360
     assert score.loss == pytest.approx(float(cross_entropy(logits, labels)), rel=1e-5)
     assert score.accuracy == pytest.approx(100 * float((logits.argmax(1) == labels).float().mean()))
+
+
+@pytest.mark.parametrize("batch_size", [7, 360])
+def test_top5_counts_labels_among_the_five_largest_logits(digits, batch_size):
+    model = network().eval()
+    inputs, labels = next(iter(whole(digits)))
+    with torch.no_grad():
+        order = model(inputs).argsort(descending=True)
+    expected = sum(int(label in best[:5]) for label, best in zip(labels, order, strict=True)) / 3.6
+    arguments = (batch_size, Process(), contextlib.nullcontext())
+    assert evaluate(model, digits.test, *arguments, top5=True).top5 == pytest.approx(expected)
+    assert evaluate(model, digits.test, *arguments).top5 is None
+
+
+@pytest.mark.parametrize(("classes", "has_top5"), [(5, False), (6, True)])
+def test_runs_with_more_than_five_classes_record_top5(tmp_path, classes, has_top5):
+    config = TrainConfig(data=f"synthetic:4,{classes},64", opt="sgd", epochs=2).resolve()
+    summary = Training(config, Process()).run(tmp_path / "run")
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "epoch"]
+    assert ["top5" in line for line in lines] == [has_top5] * 2
+    assert ("top5" in read_summary(tmp_path / "run")) == has_top5
+    assert (summary.top5 is not None) == has_top5
+    assert read_run_files(tmp_path / "run").result == summary
+    if has_top5:
+        assert summary.accuracy <= summary.top5 == lines[-1]["top5"] <= 100
+
+
+def test_a_summary_whose_top5_is_not_that_of_the_metrics_is_refused(tmp_path):
+    config = TrainConfig(data="synthetic:4,6,64", opt="sgd", epochs=1).resolve()
+    Training(config, Process()).run(tmp_path / "run")
+    file = tmp_path / "run" / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "top5": 12.5}))
+    with pytest.raises(RecordsError, match=r"top5 is 12\.5, but"):
+        read_run_files(tmp_path / "run")
 
 
 def whole(dataset):

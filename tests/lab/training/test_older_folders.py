@@ -20,6 +20,7 @@ from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
+NEW = {"top5"}  # numbers that version 0.1.0 did not record
 ARCHIVE = Path(__file__).parents[2] / "data" / "run_folders_0.1.0.tar.xz"
 
 
@@ -52,7 +53,8 @@ def test_an_interrupted_run_continues_as_it_would_have(folders):
     ours, theirs = (read_metrics(folders / name) for name in ("interrupted", "whole"))
     assert [line["kind"] for line in ours] == [line["kind"] for line in theirs]
     for our, their in zip(ours, theirs, strict=True):
-        assert numbers(our) == pytest.approx(numbers(their), rel=1e-4, abs=1e-6)
+        found = {key: value for key, value in numbers(our).items() if key not in NEW}
+        assert found == pytest.approx(numbers(their), rel=1e-4, abs=1e-6)
     expected = read_summary(folders / "whole")
     assert summary.accuracy == pytest.approx(expected["accuracy"], abs=0.6)  # 2 of 360 examples
     assert summary.loss == pytest.approx(expected["loss"], rel=1e-4)

@@ -43,7 +43,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     first, target = comparison.rows[0].arm.partition(":")[0], comparison.target
     metric = comparison.metric
     titles: list[str | Text] = ["\narm", "\nseeds", f"{metric.name}\n{metric.unit}"]
-    titles += [f"\n{extra.label}" for extra in metric.extras]
+    titles += [f"\n{extra.label}" for extra in comparison.extras]
     titles += [Text(f"{first}\nahead by"), "\np", "training\nseconds"]
     if target is not None:
         titles += [f"steps to\n{metric.format_target(target)}", "\nepochs"]
@@ -54,7 +54,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
             row.arm,
             str(len(row.runs)),
             _format_score(row.score, metric),
-            *(describe_extra(row, extra) for extra in metric.extras),
+            *(describe_extra(row, extra) for extra in comparison.extras),
             "" if row.difference is None else format_interval(row.difference, metric, signed=True),
             "" if p is None else f"{p:.2g}",
             "–" if row.seconds is None else f"{row.seconds:.1f}",

@@ -60,7 +60,7 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
     recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
     metric = comparison.metric
     titles = [Cell("arm"), Cell("runs"), Cell(metric.label, "mean, 95 % CI")]
-    titles += [Cell(extra.label, "mean") for extra in metric.extras]
+    titles += [Cell(extra.label, "mean") for extra in comparison.extras]
     if any(recalibrated):
         titles.append(Cell("recalibrated, %", "BatchNorm"))
     if several:
@@ -75,7 +75,7 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
     rows = []
     for arm, row, accuracies in zip(study.arms, comparison.rows, recalibrated, strict=True):
         cells = [Cell(row.arm, arm=arm.index), _count_runs(row, comparison), _score(row, metric)]
-        cells += [Cell(describe_extra(row, extra)) for extra in metric.extras]
+        cells += [Cell(describe_extra(row, extra)) for extra in comparison.extras]
         if any(recalibrated):
             cells.append(Cell(format_interval(mean_interval(accuracies))))
         if several:

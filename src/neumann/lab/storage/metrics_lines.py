@@ -71,6 +71,7 @@ class EpochLine:
     accuracy_recalibrated: float | None = None
     perplexity: float | None = None  # of text, as the next one
     bits_per_byte: float | None = None
+    top5: float | None = None  # of more than five classes
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,15 @@ class Summary:
     epochs_to_target: Finite | None
     perplexity: float | None = None  # of text, as the next one
     bits_per_byte: Finite | None = None
+    top5: Finite | None = None  # %, of more than five classes
 
     def as_record(self) -> dict[str, Any]:
-        """Return what summary.json holds: the last two only for text."""
+        """Return what summary.json holds: the last three only where they exist."""
         found = asdict(self)
-        return {k: v for k, v in found.items() if v is not None or k not in _TEXT_SCORES}
+        return {k: v for k, v in found.items() if v is not None or k not in _SOME_SCORES}
 
 
-_TEXT_SCORES = ("perplexity", "bits_per_byte")
+_SOME_SCORES = ("perplexity", "bits_per_byte", "top5")
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _check_end(files: RunFiles, folder: Path) -> None:
     wrong = f"it goes on to step {last}, but the run ended after {result.steps}"
     _refuse(wrong if last > result.steps else None, path)
     end = next(m for m in reversed(files.lines) if m["kind"] == "epoch")
-    scores = ("accuracy", "accuracy_recalibrated", "perplexity", "bits_per_byte", "loss")
+    scores = ("accuracy", "accuracy_recalibrated", *_SOME_SCORES, "loss")
     for name in (*scores, "train_loss", "seconds"):
         there, here = end.get(name), getattr(result, name)
         _refuse(None if there == here else f"{name} is {here}, but {there} in {path.name}",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neumann.lab.contenders import get_name
-from neumann.lab.metrics import ACCURACY, Metric, choose_metric
+from neumann.lab.metrics import ACCURACY, Metric, Quantity, choose_metric
 from neumann.lab.storage import reading
 from neumann.lab.storage.run_files import Summary, read_run_files
 from neumann.lab.studies import statistics
@@ -61,6 +61,11 @@ class Comparison:
     target: float | None  # in the unit of the metric
     hidden: int  # finished runs of arms and seeds that were not requested
     metric: Metric = ACCURACY
+
+    @property
+    def extras(self) -> list[Quantity]:
+        """The quantities beside the score that any run has."""
+        return [e for e in self.metric.extras if any(e.key in row.extras for row in self.rows)]
 
     @property
     def missing(self) -> int:

@@ -1,4 +1,4 @@
-"""Loss, accuracy and for text bits per byte over a split, at the weights the model holds now.
+"""Loss, accuracy and top-5, for text bits per byte, over a split, at the weights held now.
 
 With BatchNorm the test set is scored twice: with the running statistics, which were gathered at
 other weights, and with statistics recalibrated at the weights that are evaluated.
@@ -22,6 +22,7 @@ from neumann.optim import recalibrate_batchnorm
 
 RECALIBRATION_EXAMPLES = 5_000
 MAX_LOGITS = 2**28  # at once, 1 GiB in float32; only text has that many
+TOP = 5
 MAX_EXPONENT = 700  # of e, within floats
 
 
@@ -31,6 +32,7 @@ class Score:
     accuracy: float  # %
     examples: int  # or tokens
     bits_per_byte: float | None = None  # of text
+    top5: float | None = None  # %, the label is among the five largest logits
 
     @property
     def perplexity(self) -> float:
@@ -41,6 +43,8 @@ class Score:
         found = {"loss": self.loss, "accuracy": self.accuracy}
         if self.bits_per_byte is not None:
             found |= {"perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        if self.top5 is not None:
+            found["top5"] = self.top5
         return found
 
 
@@ -51,7 +55,8 @@ def evaluate_twice(
     batch = min(max(config.batch_size, 512), 4096)  # a larger one saves no time
     if dataset.kind == "text":
         batch = min(batch, max(MAX_LOGITS // (dataset.shape[0] * dataset.classes), 1))
-    arguments = (dataset.test, batch, process, autocast(), dataset.token_bytes)
+    top5 = dataset.kind != "text" and dataset.classes > TOP
+    arguments = (dataset.test, batch, process, autocast(), dataset.token_bytes, top5)
     score = evaluate(model, *arguments)
     if not has_batchnorm(model):
         return score, None
@@ -73,15 +78,17 @@ def evaluate(
     process: Process,
     autocast: contextlib.AbstractContextManager[object],
     token_bytes: Tensor | None = None,
+    top5: bool = False,
 ) -> Score:
     """Score the model in evaluation mode; every example counts once over all processes.
 
-    `token_bytes` (classes,) has the bytes of each token of a text.
+    `token_bytes` (classes,) has the bytes of each token of a text. `top5` needs five classes.
     """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, correct, examples, bytes
+    # loss, correct, examples, bytes, correct among five
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
     plan = Plan(batch_size, rank=process.rank, ranks=process.ranks, train=False)
     try:
         # A sharded model needs every process to run every batch. So a process without examples in
@@ -99,9 +106,12 @@ def evaluate(
                     sums[2] += len(labels)
                     if token_bytes is not None:
                         sums[3] += token_bytes[labels].sum()
+                    if top5:
+                        sums[4] += (logits.topk(TOP).indices == labels[:, None]).sum()
             previous = pieces or previous
     finally:
         model.train(was_training)
-    loss, correct, examples, length = sum_over_processes(sums, process).tolist()
+    loss, correct, examples, length, among = sum_over_processes(sums, process).tolist()
     bits = None if token_bytes is None else loss / math.log(2) / length
-    return Score(loss / examples, 100 * correct / examples, round(examples), bits)
+    share = 100 * among / examples if top5 else None
+    return Score(loss / examples, 100 * correct / examples, round(examples), bits, share)

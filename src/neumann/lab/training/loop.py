@@ -203,6 +203,7 @@ class Training:
             accuracy_recalibrated=last["accuracy_recalibrated"],
             perplexity=last.get("perplexity"),
             bits_per_byte=last.get("bits_per_byte"),
+            top5=last.get("top5"),
             loss=last["loss"],
             train_loss=last["train_loss"],
             steps=self.step,
