@@ -1,14 +1,18 @@
 """Arms: they build the optimizer that they name, and mistakes are refused in one line."""
 
+import contextlib
 import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from neumann import Neumann
 from neumann.lab.arms import RECIPES, Arm, build_optimizer, evaluation_mode
 from neumann.lab.errors import UsageError
+from neumann.lab.training.gradients import GradientComputer
+from neumann.lab.training.inner_loops import InnerLoop
 from neumann.optim.recipe import LR
 
 
@@ -25,13 +29,16 @@ def test_every_optimizer_takes_a_step_that_helps(name):
     y = (x[:, 0] > 0).long()
     if hasattr(optimizer, "train"):
         optimizer.train()
+    computer = GradientComputer(net, optimizer, cross_entropy, contextlib.nullcontext, False)
+    loop = InnerLoop(optimizer, computer, net, cross_entropy, contextlib.nullcontext)
+    assert loop.suits(optimizer) == RECIPES[name].inner_loop
     losses = []
     for _ in range(40):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        if RECIPES[name].inner_loop:
+            losses.append(loop.take_step([(x, y)]).item())
+        else:
+            losses.append(computer.compute([(x, y)]).item())
+            optimizer.step()
     assert losses[-1] < losses[0]
 
 
@@ -70,6 +77,14 @@ def test_an_arm_is_parsed_and_formatted(text, options):
         ("neumann:precondition=builtins:dict", "precondition must be"),
         ("neumann-spectral:precondition=diagonal", "unknown option of neumann-spectral"),
         ("neumann-diagonal:precondition=spectral", "unknown option of neumann-diagonal"),
+        ("idealized:outer_lr=1", "unknown option of idealized 'outer_lr'"),
+        ("idealized:inner_steps=-1", "inner_steps must be an integer of at least 0, got -1"),
+        ("idealized:inner_lr=abc", "inner_lr must be finite and at least 0, got 'abc'"),
+        ("idealized:momentum=2", "momentum must be in (0, 1], got 2"),
+        ("cg:curvature=fisher", "curvature must be one of hessian, gauss-newton, got 'fisher'"),
+        ("cg:damping=-1", "damping must be finite and at least 0, got -1"),
+        ("cg:max_products=0", "max_products must be an integer of at least 1, got 0"),
+        ("cg:decay_norms=false", "unknown option of cg 'decay_norms'"),
     ],
 )
 def test_bad_arms_are_refused_in_one_line(text, message):

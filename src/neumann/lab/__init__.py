@@ -6,6 +6,7 @@ metrics        what runs are scored by: accuracy, or the loss of text
 arms           the optimizers by name, with their usual learning rates
 contenders     the arms of a study: an optimizer with settings of its own
 role_arms      the options of arms that group parameters by role
+newton_cg      the arm `cg`: Newton's method with conjugate gradients
 lengths        parts of a run: shares, epochs, steps
 lr_schedules   the learning rate over a run, as --sched names it
 user_code      code that the user names, such as a preconditioner of their own

@@ -45,6 +45,7 @@ class Recipe:
     sharded: bool = True  # whether it supports weights sharded by FSDP2
     by_role: bool = False  # each parameter gets the P, decay and scale of its role
     fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
+    inner_loop: bool = False  # a step evaluates its mini-batch several times
 
     def load(self) -> Callable[..., Optimizer]:
         try:
@@ -58,6 +59,7 @@ class Recipe:
 
 _MOMENTUM = {"momentum": 0.9, "nesterov": True}
 _RMS = {"alpha": 0.9, "momentum": 0.9}
+_INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
     "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True),
     "neumann-spectral": Recipe(
@@ -79,6 +81,10 @@ RECIPES = {
         "timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm", sharded=False
     ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
+    "idealized": Recipe("neumann", "IdealizedNeumann", 0.1, fixed=("outer_lr",), **_INNER_LOOP),
+    "cg": Recipe(
+        "neumann.lab.newton_cg", "TruncatedNewton", 0.3, fixed=(DECAY_NORMS,), **_INNER_LOOP
+    ),
 }
 # Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
 # decay spares biases and norms, as for AdamW. 0.03 is where the contest's search for lr started.

@@ -191,11 +191,18 @@ class TrainConfig(TrainingSettings):
             require(not self.spectrum_every or ranks == 1, alone)
         arm = Arm.parse(self.opt)
         arm.check()
-        sharded = not self.fsdp or RECIPES[arm.name].sharded
+        recipe = RECIPES[arm.name]
+        sharded = not self.fsdp or recipe.sharded
         require(sharded, f"--fsdp: {arm.name} does not support sharded weights")
+        clips = recipe.inner_loop and self.clip_grad is not None
+        require(not clips, f"--clip-grad: {arm.name} solves with several gradients, all unclipped")
+        twice = arm.name != "cg" or not self.sync_bn or ranks == 1
+        require(twice, "--sync-bn: cg differentiates twice, which torch's SyncBatchNorm cannot")
         at_once = self.micro_batch_size is None or self.micro_batch_size >= self.batch_size
-        capturable = on_gpu and ranks == 1 and at_once
-        whole = "a GPU, one process and no --micro-batch-size below the batch"
+        capturable = on_gpu and ranks == 1 and at_once and arm.name != "cg"
+        whole = (
+            "a GPU, one process, no --micro-batch-size below the batch and another --opt than cg"
+        )
         require(self.cuda_graph != "on" or capturable, f"--cuda-graph on needs {whole}")
         return dataclasses.replace(
             self,

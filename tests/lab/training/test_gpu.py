@@ -42,13 +42,24 @@ def losses(folder):
     return [line["train_loss"] for line in read_metrics(folder) if "train_loss" in line]
 
 
-@pytest.mark.parametrize("opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3"])
+@pytest.mark.parametrize(
+    "opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3", "idealized:inner_steps=2,lr=0.02"]
+)
 def test_a_captured_step_equals_an_ordinary_one(tmp_path, opt):
     common = {"opt": opt, "amp": "off", "compile": "off"}
     training, _ = trained(tmp_path / "captured", **common)
     assert isinstance(training._gradients, CapturedGradientComputer)
     trained(tmp_path / "plain", cuda_graph="off", **common)
     assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_conjugate_gradients_train_compiled_in_bfloat16(tmp_path, curvature):
+    opt = f"cg:curvature={curvature},damping=1,lr=0.3"
+    training, summary = trained(tmp_path, opt=opt)
+    assert not isinstance(training._gradients, CapturedGradientComputer)
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+    assert summary.products >= summary.steps
 
 
 def test_a_captured_step_clips_its_gradient(tmp_path):

@@ -66,6 +66,15 @@ def test_two_processes_train_as_one(two, tmp_path, changes):
     assert furthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-3
 
 
+@pytest.mark.parametrize("opt", ["idealized:inner_steps=2", "cg"])
+def test_inner_loops_of_two_processes_see_the_whole_batch(two, tmp_path, opt):
+    changes = {"opt": opt, "lr": 0.1, "epochs": 1}
+    train(DIGITS, tmp_path / "one", **changes)
+    two.run(train, DIGITS, tmp_path / "two", **changes)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+    assert furthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-3
+
+
 @pytest.mark.parametrize("opt", ["sgd", "adamw", "schedulefree", "lamb"])
 def test_sharded_weights_train_with_other_optimizers(two, tmp_path, opt):
     changes = {"opt": opt, "lr": 1e-3, "epochs": 1}

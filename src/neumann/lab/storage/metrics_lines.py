@@ -51,6 +51,8 @@ class StepLine:
     lr: float
     train_loss: float
     optimizer: OptimizerReport | None = None
+    gradients: int | None = None  # of an arm with an inner loop, so far, as the next one
+    products: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class EpochLine:
     perplexity: float | None = None  # of text, as the next one
     bits_per_byte: float | None = None
     top5: float | None = None  # of more than five classes
+    gradients: int | None = None  # as in a step's line
+    products: int | None = None
 
 
 @dataclass(frozen=True)

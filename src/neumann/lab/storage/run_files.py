@@ -36,14 +36,16 @@ class Summary:
     perplexity: float | None = None  # of text, as the next one
     bits_per_byte: Finite | None = None
     top5: Finite | None = None  # %, of more than five classes
+    gradients: int | None = None  # of an arm with an inner loop, as the next one
+    products: int | None = None  # with the curvature
 
     def as_record(self) -> dict[str, Any]:
-        """Return what summary.json holds: the last three only where they exist."""
+        """Return what summary.json holds: the last five only where they exist."""
         found = asdict(self)
-        return {k: v for k, v in found.items() if v is not None or k not in _SOME_SCORES}
+        return {k: v for k, v in found.items() if v is not None or k not in _SOMETIMES}
 
 
-_SOME_SCORES = ("perplexity", "bits_per_byte", "top5")
+_SOMETIMES = ("perplexity", "bits_per_byte", "top5", "gradients", "products")
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _check_end(files: RunFiles, folder: Path) -> None:
     wrong = f"it goes on to step {last}, but the run ended after {result.steps}"
     _refuse(wrong if last > result.steps else None, path)
     end = next(m for m in reversed(files.lines) if m["kind"] == "epoch")
-    scores = ("accuracy", "accuracy_recalibrated", *_SOME_SCORES, "loss")
+    scores = ("accuracy", "accuracy_recalibrated", *_SOMETIMES, "loss")
     for name in (*scores, "train_loss", "seconds"):
         there, here = end.get(name), getattr(result, name)
         _refuse(None if there == here else f"{name} is {here}, but {there} in {path.name}",

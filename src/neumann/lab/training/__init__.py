@@ -5,6 +5,7 @@ inputs             opens the data set
 network            the model as it trains: compiled, sharded, on its device
 batchnorm_layers   BatchNorm over several processes, and over parts of a batch
 gradients          what a step computes: forward, backward, accumulation, CUDA graphs
+inner_loops        steps that use one mini-batch several times
 weight_average     a moving average of the weights, to be evaluated in their place
 evaluation         loss and accuracy on held-out data
 curvature          the ends of the Hessian's spectrum, measured along the run

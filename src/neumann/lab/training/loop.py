@@ -43,6 +43,7 @@ from neumann.lab.training.clock import TrainingClock
 from neumann.lab.training.curvature import Curvature
 from neumann.lab.training.evaluation import Score, evaluate_twice
 from neumann.lab.training.gradients import CapturedGradientComputer, GradientComputer, Pieces
+from neumann.lab.training.inner_loops import InnerLoop
 from neumann.lab.training.inputs import open_dataset, plan_epoch
 from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
 from neumann.lab.training.network import wrap_model
@@ -107,6 +108,10 @@ class Training:
         )
         captured = config.cuda_graph == "on"
         self._gradients = CapturedGradientComputer(computer) if captured else computer
+        self._inner_loop: InnerLoop | None = None
+        if InnerLoop.suits(self.optimizer):
+            parts = (self.optimizer, self._gradients, self.model, loss, self._autocast)
+            self._inner_loop = InnerLoop(*parts)
         self._curvature = Curvature(config, self.dataset, self.model, self.optimizer)
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step = 0  # completed steps
@@ -211,18 +216,27 @@ class Training:
             compile_seconds=self.clock.compiling,
             steps_to_target=reached,
             epochs_to_target=None if reached is None else reached / self.steps_per_epoch,
+            **self._counts,
         )
 
     def _take_step(self, pieces: Pieces) -> None:
         factor = self._lr_factor(self.step)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
-        loss = self._gradients.compute(pieces)
-        self.optimizer.step()
+        if self._inner_loop is not None:
+            loss = self._inner_loop.take_step(pieces)
+        else:
+            loss = self._gradients.compute(pieces)
+            self.optimizer.step()
         self.step += 1
         if self.average is not None:
             self.average.update(self.step)
         self._losses.add(loss, self.step)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """What an inner loop has evaluated so far; {} for optimizers without one."""
+        return {} if self._inner_loop is None else self._inner_loop.counts
 
     # ------------------------------------------------------------------ lines of the metrics
 
@@ -236,7 +250,7 @@ class Training:
         line["train_loss"] = loss
         if isinstance(self.optimizer, Neumann):
             line["optimizer"] = self.optimizer.diagnostics().as_dict()
-        self._write(line)
+        self._write(line | self._counts)
 
     def _measure_curvature(self, pieces: Pieces) -> None:
         """Write a line about the curvature if one is due. Its time does not count as training."""
@@ -261,6 +275,7 @@ class Training:
             "epoch": done,
             "train_loss": self._losses.take_epoch_mean(),
             "seconds": self.clock.training,
+            **self._counts,
         }
         if done % self.config.eval_every == 0 or done == self.config.epochs:
             score, recalibrated = self.evaluate()
@@ -322,6 +337,7 @@ class Training:
             "reached": self._target_step,
             "last": self._last_epoch,
             "config": self._settings,
+            "counts": dict(self._counts),
         }
 
         def write() -> None:
@@ -358,6 +374,7 @@ class Training:
             self.clock.training = payload["seconds"]
             self.clock.compiling = payload["compile_seconds"]
             self._target_step, self._last_epoch = payload["reached"], payload["last"]
+            self._counts.update(payload.get("counts") or {})
             self.step = found.step
             for path in found.damaged if self.process.is_leader else ():
                 print(f"neumann: {path} is damaged; using {found.path}", file=sys.stderr)

@@ -66,6 +66,7 @@ class Payload:
     last: dict[str, Any]  # the last epoch's line, with the scores of the last evaluation
     average: dict[str, Any] | None = None  # with --ema: the average weights by name
     config: dict[str, Any] | None = None  # of the run; version 0.1.0 did not save it
+    counts: dict[str, int] | None = None  # of an inner loop; version 0.1.0 had none
 
 
 def check_checkpoint(found: LoadedCheckpoint, config: Mapping[str, Any]) -> None:
