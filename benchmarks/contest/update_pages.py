@@ -3,7 +3,8 @@
     python -m benchmarks.contest.update_pages
 
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
-a batch size, or a model and a batch size. The rest of a page does not change.
+`forms` (the same for a few optimizers), a batch size, or a model and a batch size. The rest of a
+page does not change.
 """
 
 import json
@@ -16,13 +17,24 @@ from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
-PAGES = (ROOT / "README.md", ROOT / "docs/preconditioning.md")
+PAGES = (ROOT / "README.md", ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
+# Each form of this package, and the optimizer to compare it with.
+FORMS = {
+    "Neumann spectral": "Muon",
+    "Neumann diagonal": "AdamW",
+    "Neumann (paper)": "SGD-Nesterov",
+}
 PLACE = re.compile(r"(<!-- contest (.+?) -->\n).*?(<!-- end of contest -->)", re.DOTALL)
 
 
 def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
     """The page with its tables up to date."""
-    tables = {"overview": format_overview(found["resnet9"])}
+    compared = {*FORMS, *FORMS.values()}
+    forms: list[BatchSummary] = [
+        {**summary, "rows": [row for row in summary["rows"] if row["entrant"] in compared]}
+        for summary in found["resnet9"]
+    ]
+    tables = {"overview": format_overview(found["resnet9"]), "forms": format_overview(forms)}
     for model, summaries in found.items():
         for summary in summaries:
             prefix = "" if model == "resnet9" else f"{model} "

@@ -68,6 +68,7 @@ def test_tables_go_between_their_marks():
     page = "a\n<!-- contest {} -->\nold\n| old |\n<!-- end of contest -->\nz"
     for name, expected in (
         ("overview", format_overview([SMALL])),
+        ("forms", format_overview([{"batch": 512, "rows": [row("Muon", 94.0)]}])),
         ("512", format_summary(SMALL["rows"])),
         ("resnet18 8192", format_summary(LARGE["rows"])),
     ):

@@ -12,7 +12,7 @@ from typing import Any
 from neumann.optim.options import check_group, has_forces, to_plain
 from neumann.validation import is_number, require
 
-# The paper's, and what measurements favor under P (docs/preconditioning.md). A P with a momentum of
+# The paper's, and what measurements favor under P (docs/contests.md). A P with a momentum of
 # its own before it, as the spectral one has, needs less after it.
 _PAPER: Mapping[str, Any] = {
     "warmup_epochs": 5,

@@ -87,7 +87,7 @@ class RoleOptions:
 # An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
 # inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
 # token; there each element takes steps of its own size, and the scores change by the same amount
-# whatever the number of inputs. docs/recipe.md says where the numbers come from.
+# whatever the number of inputs. docs/tuning.md says where the numbers come from.
 DEPTH_POWER = 0.25
 _FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")

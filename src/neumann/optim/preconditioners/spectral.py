@@ -10,7 +10,7 @@ every singular value is 1. Two scalings are in use:
     "norm"   √(m/n)        all directions change a layer's outputs by the same amount
 
 With "norm", n of a convolution is not its in·kh·kw but in·√(kh·kw): neighboring pixels are alike,
-and the layer can take the larger steps (docs/recipe.md has the measurement).
+and the layer can take the larger steps (docs/tuning.md has the measurement).
 
 Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
 square, so that one learning rate suits all tensors. So do matrices of one row or column with "rms".
