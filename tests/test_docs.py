@@ -62,7 +62,7 @@ def test_file_paths_exist(page):
 @pytest.mark.slow
 @each_page
 def test_dotted_names_exist(page):
-    # A line with ::: shows a docstring. It names the source, and the site fails to build without it.
+    # A line with ::: shows a docstring. The site does not build if its name is wrong.
     text = re.sub(r"^::: .*", "", page.read_text(), flags=re.MULTILINE)
     for name in set(MODULE.findall(text)):
         assert resolves(name), f"{page.name} names {name}"

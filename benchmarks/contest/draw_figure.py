@@ -2,13 +2,13 @@
 
     python -m benchmarks.contest.draw_figure results/large-batch.json results/large-batch.png
 
-Means over the tested seeds with 95 % confidence intervals. The left panel shows all optimizers, the
-right one those at the top in detail. Bold lines are optimizers of this package.
+Means over the tested seeds with 95 % confidence intervals. A name stands at the right end of its
+line. The optimizers of this package are in color.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.contest.summary import BatchSummary
-from neumann.lab.report.palette import ARMS, GRID, INK, MARKERS, MUTED
+from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 
-DETAIL = (92.8, 95.0)  # %, the range of the second panel
-SPACING = 0.09  # octaves between neighbors there, so that no interval hides another
+NAME_HEIGHT = 0.045  # of the axes: the least distance between two names
 
 Curves = dict[str, list[tuple[int, dict[str, Any]]]]  # batch sizes and intervals by optimizer
 
@@ -28,64 +27,75 @@ Curves = dict[str, list[tuple[int, dict[str, Any]]]]  # batch sizes and interval
 def draw_contest(summaries: Sequence[BatchSummary], path: Path) -> None:
     """Draw the rows of one model at all batch sizes."""
     pairs = [(summary["batch"], row) for summary in summaries for row in summary["rows"]]
-    ours = {row["entrant"] for _, row in pairs if row["ours"]}
+    ours = sorted({row["entrant"] for _, row in pairs if row["ours"]}, reverse=True)
+    colors = {name: color for name, (color, *_) in zip(ours, ARMS, strict=False)}
     curves: Curves = {}
     for batch, row in pairs:
         if row["interval"]["mean"] is not None:
             curves.setdefault(row["entrant"], []).append((batch, row["interval"]))
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    overview, detail = figure.subplots(1, 2)
-    _draw_panel(overview, curves, ours)
-    _draw_panel(detail, curves, ours, spread=True)
-    overview.set_ylabel("test accuracy, %", color=INK)
-    detail.set_ylim(*DETAIL)
-    detail.set_title(f"the same above {DETAIL[0]:g} %", color=INK, loc="left")
-    overview.set_title("CIFAR-10, ResNet-9, 24 epochs, tuned alike", color=INK, loc="left")
-    detail.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=160)
-
-
-def _draw_panel(axes: Axes, curves: Curves, ours: set[str], spread: bool = False) -> None:
-    ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
-    styles = sorted(ranked, key=lambda name: name not in ours)  # ours come first: a color each
-    for name in ranked:
-        style, points = styles.index(name), curves[name]
-        shifts = [_spread(name, batch, ranked, curves) if spread else 1.0 for batch, _ in points]
-        means = [interval["mean"] for _, interval in points]
-        low, high = (
-            [abs((interval[end] or interval["mean"]) - interval["mean"]) for _, interval in points]
-            for end in ("low", "high")
-        )
-        axes.errorbar(
-            [batch * shift for (batch, _), shift in zip(points, shifts, strict=True)],
-            means,
-            yerr=[low, high],
-            label=name,
-            color=ARMS[style % len(ARMS)][0],
-            marker=MARKERS[1 + style % (len(MARKERS) - 1)],
-            linewidth=2.4 if name in ours else 1.1,
-            linestyle="-" if name in ours else "--",
-            elinewidth=1.1,
-            markersize=5,
-            capsize=2,
-        )
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for name in sorted(curves, key=lambda name: name in colors):  # ours on top
+        _draw_curve(axes, curves[name], colors.get(name))
     batches = sorted({batch for points in curves.values() for batch, _ in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
     axes.minorticks_off()
     axes.set_xlabel("batch size", color=INK)
-    axes.grid(color=GRID)
+    axes.set_title("test accuracy, %", color=INK, loc="left", fontsize="medium")
+    axes.grid(axis="y", color=GRID)
     axes.tick_params(colors=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
+    _write_names(axes, curves, colors)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=160)
 
 
-def _spread(name: str, batch: int, ranked: list[str], curves: Curves) -> float:
-    """A factor on the batch size that puts the optimizers of the second panel side by side."""
-    means = {other: dict(curves[other]).get(batch, {"mean": 0.0})["mean"] for other in ranked}
-    shown = [other for other in ranked if means[other] >= DETAIL[0]]
-    place = shown.index(name) - (len(shown) - 1) / 2 if name in shown else 0.0
-    return float(2.0 ** (SPACING * place))
+def _draw_curve(axes: Axes, points: list[tuple[int, dict[str, Any]]], color: str | None) -> None:
+    means = [interval["mean"] for _, interval in points]
+    low, high = (
+        [abs((interval[end] or interval["mean"]) - interval["mean"]) for _, interval in points]
+        for end in ("low", "high")
+    )
+    axes.errorbar(
+        [batch for batch, _ in points],
+        means,
+        yerr=[low, high],
+        color=color or MUTED,
+        alpha=1.0 if color else 0.6,
+        linewidth=2.4 if color else 1.1,
+        elinewidth=1.1,
+        marker="o",
+        markersize=5 if color else 3.5,
+        capsize=2,
+    )
+
+
+def _write_names(axes: Axes, curves: Curves, colors: Mapping[str, str]) -> None:
+    """At the right end of each line, moved apart where they would overlap."""
+    bottom, top = axes.get_ylim()
+    gap = NAME_HEIGHT * (top - bottom)
+    ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
+    heights = [curves[name][-1][1]["mean"] for name in ranked]
+    for _ in range(100):  # neighbors push each other; what is far apart stays
+        for above in range(len(heights) - 1):
+            overlap = gap - (heights[above] - heights[above + 1])
+            if overlap > 0:
+                heights[above] += overlap / 2
+                heights[above + 1] -= overlap / 2
+    last = max(batch for points in curves.values() for batch, _ in points)
+    for name, height in zip(ranked, heights, strict=True):
+        batch, interval = curves[name][-1]
+        axes.annotate(
+            name,
+            (batch, interval["mean"]),
+            xytext=(last * 1.16, height),
+            color=colors.get(name, MUTED),
+            weight="bold" if name in colors else "normal",
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": GRID, "shrinkA": 0, "shrinkB": 4},
+        )
 
 
 def main() -> None:
