@@ -3,11 +3,12 @@
 Settings are chosen on the validation set, before any run of the test stage.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import ORDER, search_setting
@@ -50,8 +51,11 @@ class LanguageContest:
                 "saving": self._list_savings,
                 "124m": self.list_larger,
             }
-            for key in lists[stage]():
+            keys = list(lists[stage]())
+            for key in keys:
                 self._runner.run(key)
+            for key in keys:  # another process may be on it still
+                self._runner.finish(key)
 
     def find_muon(self) -> str:
         """The scaling of Muon that was best in the screening."""
@@ -62,13 +66,15 @@ class LanguageContest:
         return min((arm for arm in OTHERS if arm not in ("diagonal", "paper")), key=self._screened)
 
     def rank_settings(self, arm: str, batch: int, steps: int) -> list[Setting]:
-        """The settings of an arm by their validation loss; MissingRunError without any."""
+        """The settings of an arm by their validation loss, those that diverged last.
+
+        MissingRunError without any.
+        """
         found = {
-            key.setting: run["loss"]
+            key.setting: _get_loss(run)
             for key, run in self.ledger.runs.items()
             if key.stage == "tune"
             and (key.setting.arm, key.tokens_per_step, key.steps) == (arm, batch, steps)
-            and run["loss"] is not None
         }
         if not found:
             raise MissingRunError(f"{arm} at {batch} tokens per step")
@@ -80,9 +86,9 @@ class LanguageContest:
         return min(tuned, key=lambda arm: self._best_loss(arm, batch, steps))
 
     def find_losses(self, stage: str, batch: int, steps: int, setting: Setting) -> dict[int, float]:
-        """The losses of a setting by seed."""
+        """The losses of a setting by seed; that of a run that diverged is infinite."""
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
-        return {seed: run["loss"] for seed, run in runs.items() if run["loss"] is not None}
+        return {seed: _get_loss(run) for seed, run in runs.items()}
 
     def list_larger(self) -> list[RunKey]:
         """Ours and the best peer at 124 million weights, with the settings of the small network."""
@@ -97,7 +103,7 @@ class LanguageContest:
 
     def _best_loss(self, arm: str, batch: int, steps: int) -> float:
         best = self.rank_settings(arm, batch, steps)[0]
-        return float(self.ledger.find(self.make_key("tune", batch, steps, best, 0))["loss"])
+        return _get_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
 
     def _search(
         self, arm: str, batch: int, steps: int, order: tuple[str, ...], limit: int | None
@@ -118,6 +124,8 @@ class LanguageContest:
                         yield self.make_key("test", batch, steps, setting, seed)
         for arm in (*MUON, *OTHERS):
             best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
+            if self._screened(arm) == math.inf:
+                continue  # no setting of it learns anything
             for seed in SEEDS_OF_OTHERS:
                 yield self.make_key("test", MIDDLE, LENGTHS[MIDDLE], best, seed)
 
@@ -128,3 +136,8 @@ class LanguageContest:
                 for seed in SEEDS:
                     key = self.make_key("saving", batch, steps, setting, seed)
                     yield replace(key, steps=round(share * steps))
+
+
+def _get_loss(run: Run) -> float:
+    """The loss of a run, infinite if it diverged."""
+    return math.inf if run["loss"] is None else float(run["loss"])

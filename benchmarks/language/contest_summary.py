@@ -1,11 +1,12 @@
 """What the runs of the language contest amount to: tables, verdicts in words, steps saved."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.common.ledger import MissingRunError
+from benchmarks.common.ledger import MissingRunError, Run
 from benchmarks.common.markdown import format_table
 from benchmarks.language.contest_stages import (
     LENGTHS,
@@ -72,8 +73,10 @@ def find_verdicts(contest: LanguageContest) -> list[Verdict]:
             continue
     primary = [length for length in compared if length in LENGTHS.items()]
     tested = [length for length in primary if compared[length].p is not None]
-    corrected = correct_by_holm([compared[length].p or 0.0 for length in tested])
-    p_values = dict(zip(tested, corrected, strict=True))
+    # Comparisons that are still to come count too: their number was fixed before the first.
+    missing = [1.0] * (len(LENGTHS) - len(tested))
+    corrected = correct_by_holm([*(compared[length].p or 0.0 for length in tested), *missing])
+    p_values = dict(zip(tested, corrected, strict=False))
     return [
         Verdict(
             *length,
@@ -140,17 +143,19 @@ def _describe_saving(saving: Saving | None) -> str:
 
 
 def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Difference:
-    """The peer's better setting minus our worse one: positive if we lead whatever was chosen."""
+    """The peer's better setting minus our worse one: positive if we lead whatever was chosen.
+
+    MissingRunError unless both settings of both have been tested.
+    """
     peer = contest.find_peer(batch, steps)
     ours, theirs = (
         [
-            losses
+            contest.find_losses("test", batch, steps, setting)
             for setting in contest.rank_settings(arm, batch, steps)[:2]
-            if (losses := contest.find_losses("test", batch, steps, setting))
         ]
         for arm in (OURS, peer)
     )
-    if not ours or not theirs:
+    if not all((*ours, *theirs)):
         raise MissingRunError(f"no test at {batch} tokens per step")
 
     def mean(losses: Mapping[int, float]) -> float:
@@ -169,10 +174,16 @@ def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | No
     }
     lengths[1.0] = contest.find_losses("test", batch, steps, setting)
     target = contest.find_losses("test", batch, steps, peer)
-    common = set.intersection(*(set(losses) for losses in (target, *lengths.values())))
+    target, *rest = map(_drop_diverged, (target, *lengths.values()))
+    lengths = dict(zip(lengths, rest, strict=True))
+    common = set.intersection(*(set(losses) for losses in (target, *rest)))
     if not common:
         return None
     return Saving(*estimate_saving(lengths, target), longest=1 - min(lengths), n=len(common))
+
+
+def _drop_diverged(losses: Mapping[int, float]) -> dict[int, float]:
+    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
 
 
 def estimate_saving(
@@ -217,11 +228,16 @@ def _format_validation(contest: LanguageContest) -> str:
             s = best[0]
             rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
             rest = (f"{value:g}" for value in (s.momentum, s.before, s.decay, s.cooling))
-            losses = (f"{found['loss']:.4f}", f"{found['train_loss']:.4f}")
+            diverged = found["loss"] is None
+            losses = ("diverged", "") if diverged else _format_losses(found)
             rows.append((f"{batch:,} × {steps}", arm, *losses, *rates, *rest, str(len(best))))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
     heads += ["μ", "before", "decay", "cooling", "runs"]
     return format_table(heads, "ll" + "r" * 10, rows) if rows else ""
+
+
+def _format_losses(run: Run) -> tuple[str, str]:
+    return f"{run['loss']:.4f}", f"{run['train_loss']:.4f}"
 
 
 def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import contest_stages, contest_summary, recipe_untuned
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, STAGES, LanguageContest
 from benchmarks.language.contest_summary import (
     Saving,
     Verdict,
@@ -155,3 +155,70 @@ def test_the_recipe_untuned_against_tuned_peers(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert sum("not worse" in line for line in lines) == 2 * len(recipe_untuned.PEERS)
     assert "+0.005" in next(line for line in lines if "muon by norm" in line)
+
+
+def run_stages(folder, train, stages=STAGES):
+    ledger = Ledger(folder / "runs.jsonl", RunKey)
+    contest = LanguageContest(ledger, Runner(ledger, train))
+    for stage in stages:
+        contest.run(stage)
+    return contest
+
+
+@pytest.mark.parametrize("stage", ["test", "saving", "124m"])
+def test_a_stage_without_all_its_runs_is_not_finished(tmp_path, stage):
+    run_stages(tmp_path, invent, ("screen", "tune"))
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    late = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
+    with pytest.raises(MissingRunError):
+        late.run(stage)
+
+
+def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
+    def train(key):
+        lost = key.stage == "test" and key.setting.arm == OURS and key.seed <= 3
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    (verdict, *_) = contest_summary.find_verdicts(contest)
+    assert (verdict.lead.n, verdict.lead.diverged_b) == (7, 3)
+    assert "3 diverged runs are left out" in describe_verdict(verdict)
+    assert verdict.saving.n == 7
+
+
+def test_our_setting_that_always_diverges_is_the_worse_one(tmp_path):
+    worse = run_stages(tmp_path, invent, ("screen", "tune")).rank_settings(OURS, MIDDLE, 200)[1]
+
+    def train(key):
+        lost = key.stage == "test" and key.setting == worse and key.tokens_per_step == MIDDLE
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    assert compare_finalists(contest, MIDDLE, 200).mean is None
+
+
+def test_no_verdict_before_both_settings_are_tested(contest, tmp_path):
+    second = contest.rank_settings(OURS, MIDDLE, 200)[1]
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    for key, run in contest.ledger.runs.items():
+        if not (key.stage == "test" and key.setting == second and key.tokens_per_step == MIDDLE):
+            ledger.runs[key] = run
+    part = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
+    with pytest.raises(MissingRunError):
+        compare_finalists(part, MIDDLE, 200)
+    # Two of three primary comparisons are left, and the third still counts in the correction.
+    verdicts = contest_summary.find_verdicts(part)
+    smallest = min((v for v in verdicts if v.primary), key=lambda v: v.lead.p)
+    assert smallest.p == pytest.approx(3 * smallest.lead.p)
+
+
+def test_an_arm_that_always_diverges_does_not_hold_up_the_contest(tmp_path):
+    def train(key):
+        lost = key.setting.arm in ("paper", "muon")
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    assert contest.find_muon() == "muon by norm"
+    assert not [k for k in contest.ledger.runs if k.stage == "test" and k.setting.arm == "paper"]
+    (row,) = (line for line in format_contest(contest).splitlines() if "| paper" in line)
+    assert "diverged" in row
