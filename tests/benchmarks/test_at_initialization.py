@@ -17,14 +17,14 @@ def test_counts_of_a_known_spectrum():
             torch.tensor([5.0]),
         ]
     ).double()
-    found = density(MatrixOperator(torch.diag(eigenvalues)), probes=100, steps=20)
+    found = density(MatrixOperator(torch.diag(eigenvalues)), probes=40, steps=20)
     line = describe(found)
     assert (line["smallest"], line["largest"]) == pytest.approx((-2.1, 5.0))
     counts = {each["share"]: each for each in line["beyond"]}
     for share, below, above in ((0.3, 3, 11), (0.1, 3, 11), (1.0, 0, 1)):
-        assert counts[share]["below"]["count"] == pytest.approx(below, abs=0.6)
-        assert counts[share]["above"]["count"] == pytest.approx(above, abs=1.5)
+        assert counts[share]["below"]["count"] == pytest.approx(below, abs=0.9)
+        assert counts[share]["above"]["count"] == pytest.approx(above, abs=2)
     squares = eigenvalues.square()
     share = float(squares[eigenvalues < 0].sum() / squares.sum())
-    assert line["negative_squares"] == pytest.approx(share, abs=0.03)
+    assert line["negative_squares"] == pytest.approx(share, abs=0.04)
     assert "λ -2.1 to 5; of 200 eigenvalues" in say({"seed": 0, "step": 0, **line})

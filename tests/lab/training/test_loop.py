@@ -97,6 +97,26 @@ def test_a_neumann_run_records_its_timetable_once(whole, tmp_path):
     assert "timetable" not in {line["kind"] for line in [*rest, *seen]}
 
 
+def test_a_neumann_run_records_its_forces_beside_the_gradient(tmp_path):
+    options = "warmup_steps=1,reset_steps=0,cubic=0.5,repulsive=1e-4,variables=1,bounded=false"
+    config = TrainConfig(opt=f"neumann:{options}", batch_size=512, epochs=3, log_every=1)
+    training = Training(config.resolve(), Process())
+    seen = []
+
+    def compare(line):
+        if line["kind"] == "step":
+            gradient = torch.cat([p.grad.flatten() for p in training.model.parameters()])
+            assert line["gradient_norm"] == pytest.approx(gradient.norm().item(), rel=1e-5)
+            seen.append(line["optimizer"])
+
+    training.run(tmp_path / "run", compare)
+    assert len(seen) == 6
+    for report in seen[2:]:
+        (group,), r = report["groups"], report["distance"]
+        assert group["cubic_force"] == pytest.approx(0.5 * r**2, rel=1e-5)
+        assert group["repulsive_force"] == pytest.approx(1e-4 / r**2, rel=1e-5)
+
+
 def test_other_optimizers_have_no_timetable(tmp_path):
     config = TrainConfig(opt="sgd", batch_size=512, epochs=1).resolve()
     Training(config, Process()).run(tmp_path / "run")

@@ -51,6 +51,7 @@ class StepLine:
     lr: float
     train_loss: float
     optimizer: OptimizerReport | None = None
+    gradient_norm: float | None = None  # of Neumann, to compare its forces with
     gradients: int | None = None  # of an arm with an inner loop, so far, as the next one
     products: int | None = None
 

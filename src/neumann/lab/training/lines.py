@@ -1,9 +1,10 @@
-"""The lines of a run's metrics: where they go, and the one that names Neumann's resets."""
+"""The lines of a run's metrics: where they go, and what they say about Neumann."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from neumann.lab.training.records import TENSORBOARD, Records
@@ -55,6 +56,13 @@ def describe_timetable(optimizer: Optimizer, total_steps: int) -> Line | None:
         resets.append(warmup + t)
         t = timetable.next_reset(t + 1)
     return {"kind": "timetable", "step": 0, "warmup_steps": warmup, "resets": resets}
+
+
+def measure_gradient(optimizer: Optimizer) -> float:
+    """Return the norm of the last step's gradient over all parameters; all processes call this."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def _name_numbers(line: Line) -> Iterator[tuple[str, float]]:

@@ -45,7 +45,13 @@ from neumann.lab.training.evaluation import Score, evaluate_twice
 from neumann.lab.training.gradients import CapturedGradientComputer, GradientComputer, Pieces
 from neumann.lab.training.inner_loops import InnerLoop
 from neumann.lab.training.inputs import open_dataset, plan_epoch
-from neumann.lab.training.lines import Line, Observer, describe_timetable, open_writer
+from neumann.lab.training.lines import (
+    Line,
+    Observer,
+    describe_timetable,
+    measure_gradient,
+    open_writer,
+)
 from neumann.lab.training.network import wrap_model
 from neumann.lab.training.processes import Process, StopAgreement, gather_objects, run_on_leader
 from neumann.lab.training.random_state import get_rng_state, set_rng_state
@@ -250,6 +256,7 @@ class Training:
         line["train_loss"] = loss
         if isinstance(self.optimizer, Neumann):
             line["optimizer"] = self.optimizer.diagnostics().as_dict()
+            line["gradient_norm"] = measure_gradient(self.optimizer)
         self._write(line | self._counts)
 
     def _measure_curvature(self, pieces: Pieces) -> None:
