@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.support.browser import start_browser
 
 pytest.importorskip("mkdocs")  # part of the extra `dev`
 
@@ -18,6 +21,9 @@ ROOT = Path(__file__).parent.parent
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 # Not loaded: the address of the page and of its neighbors.
 RELATIONS = {"canonical", "prev", "next"}
+
+RESULTS = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+SENT = "Network.requestWillBeSent"
 
 pytestmark = pytest.mark.slow
 
@@ -103,12 +109,20 @@ def test_images_have_alternative_text(pages):
             assert image.get("alt"), f"{path.name}: {image.get('src')}"
 
 
-def test_it_can_be_searched_from_a_folder(site):
-    """Without a server, a browser reads no JSON: the index is a script, too."""
-    script = (site / "search/search_index.js").read_text()
-    index = json.loads(script.removeprefix("var __index = "))
-    assert any("large_batch" in entry["text"] for entry in index["docs"])
-    assert (site / "assets/iframe-worker/iframe-worker.js").is_file()
+def test_it_can_be_searched_from_a_folder(site, tmp_path):
+    """A browser that opens the files themselves finds pages, and loads nothing else."""
+    with start_browser(tmp_path) as browser:
+        browser.get((site / "index.html").as_uri() + "?q=recalibrate_batchnorm")
+        found: list[str] = []
+        end = time.monotonic() + 30
+        while not found and time.monotonic() < end:
+            found = browser.execute_script(RESULTS)
+            time.sleep(0.1)
+        messages = [entry["message"] for entry in browser.get_log("performance")]
+    assert any("api/optimizer.html" in link for link in found)
+    requests = [json.loads(message)["message"] for message in messages]
+    loaded = [r["params"]["request"]["url"] for r in requests if r["method"] == SENT]
+    assert [url for url in loaded if url.startswith(("http:", "https:", "ws:", "wss:"))] == []
 
 
 def test_the_reference_shows_docstrings(site):

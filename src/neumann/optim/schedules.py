@@ -184,7 +184,16 @@ class _RampedSchedule(LRScheduler):
 class LinearScaling(_RampedSchedule):
     """A constant learning rate proportional to the batch: η·`batch_size`/`base_batch`.
 
-    The optimizer's learning rate η is the one tuned at `base_batch`.
+    Args:
+        optimizer: its learning rate η is the one tuned at `base_batch`.
+        batch_size: examples in a step.
+        base_batch: examples in a step where η was tuned.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base" for a ramp from the optimizer's learning rate to the
+            scaled one.
+        total_steps: optimizer steps of the whole run; if given, the schedule warns where the
+            optimizer's warm-up covers most of it.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def __init__(
@@ -237,7 +246,14 @@ class _FallingToZero(_RampedSchedule):
 class LinearDecay(_FallingToZero):
     """A learning rate that falls on a straight line to 0 at `total_steps`.
 
-    The ramp starts at zero unless `ramp_from="base"`, which needs `scale`.
+    Args:
+        optimizer: its learning rate is the peak, unless `scale` is given.
+        total_steps: optimizer steps of the whole run, the ramp included.
+        scale: the peak as a multiple of the optimizer's learning rate; None is 1.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base", which needs `scale`, for a ramp from the optimizer's
+            learning rate.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def factor_after_ramp(self, steps: int) -> float:
@@ -247,7 +263,14 @@ class LinearDecay(_FallingToZero):
 class CosineDecay(_FallingToZero):
     """A learning rate that falls on half a cosine to 0 at `total_steps`.
 
-    The ramp starts at zero unless `ramp_from="base"`, which needs `scale`.
+    Args:
+        optimizer: its learning rate is the peak, unless `scale` is given.
+        total_steps: optimizer steps of the whole run, the ramp included.
+        scale: the peak as a multiple of the optimizer's learning rate; None is 1.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base", which needs `scale`, for a ramp from the optimizer's
+            learning rate.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def factor_after_ramp(self, steps: int) -> float:
@@ -257,10 +280,23 @@ class CosineDecay(_FallingToZero):
 class StepDecay(_RampedSchedule):
     """A learning rate multiplied by `factor` every `every_epochs` epochs.
 
-    `period_steps` gives the distance of the drops in steps and wins over the epochs. It need not be
-    whole: 0.177 · total_steps makes the five drops of the paper's runs in a run of any length.
     A ramp goes from the optimizer's learning rate to `scale` times it, and needs `scale`:
     `batch_size / base_batch` for linear scaling. With `ramp_from="zero"` it does not.
+
+    Args:
+        optimizer: its learning rate is the one at the start.
+        steps_per_epoch: optimizer steps per epoch.
+        factor: what each drop multiplies the learning rate by.
+        every_epochs: epochs between two drops.
+        period_steps: the same in steps; wins over the epochs. It need not be whole:
+            0.177 · total_steps makes the five drops of the paper's runs in a run of any length.
+        scale: the learning rate after the ramp as a multiple of the optimizer's.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base" for a ramp from the optimizer's learning rate to `scale` times
+            it.
+        total_steps: optimizer steps of the whole run; if given, the schedule warns where the
+            optimizer's warm-up covers most of it.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def __init__(
@@ -299,7 +335,17 @@ class InverseTime(_RampedSchedule):
     """A learning rate falling as 1/(1 + t/`decay_steps`): half its peak at t = `decay_steps`.
 
     For t far above `decay_steps` this is the paper's η ∝ 1/t, without its infinity at t = 0.
-    The ramp is that of `StepDecay`.
+
+    Args:
+        optimizer: its learning rate is the one at the start.
+        decay_steps: steps after which half of the peak is left.
+        scale: the learning rate after the ramp as a multiple of the optimizer's.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base" for a ramp from the optimizer's learning rate to `scale` times
+            it.
+        total_steps: optimizer steps of the whole run; if given, the schedule warns where the
+            optimizer's warm-up covers most of it.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def __init__(

@@ -1,16 +1,12 @@
-"""The report in a browser: curves, colors and widths; it loads nothing and runs no scripts.
-
-Skips if there is no Chromium, unless NEUMANN_REQUIRE_BROWSER=1 makes that a failure.
-"""
+"""The report in a browser: curves, colors and widths; it loads nothing and runs no scripts."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from neumann.lab.report import write_report
+from tests.support.browser import start_browser
 from tests.support.fake_records import fake_comparison, fake_sweep
 
 pytestmark = pytest.mark.slow
@@ -18,41 +14,13 @@ pytestmark = pytest.mark.slow
 NEUMANN, PLAIN, WILD = "neumann:warmup_epochs=1,reset_epochs=2", "sgd", "adam:lr=9"
 HOSTILE = "<script>window.hacked=1</script>"
 LONG = "sgd:" + ",".join(f"option_number_{i}=0.123456789" for i in range(7))
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 AXES = ("epochs", "steps", "seconds")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = next(filter(os.path.exists, ("/usr/bin/chromedriver",)), None)
-    driver = driver or shutil.which("chromedriver")
-    if binary is None or driver is None:
-        absent = "Chromium or its driver is not installed"
-        if os.environ.get("NEUMANN_REQUIRE_BROWSER") == "1":
-            pytest.fail(f"{absent}, and NEUMANN_REQUIRE_BROWSER=1")
-        pytest.skip(absent)
-    webdriver = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # Without a named driver, selenium would look for one on the network.
-    started = webdriver.Chrome(options=options, service=Service(driver))
-    yield started
-    started.quit()
+    with start_browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

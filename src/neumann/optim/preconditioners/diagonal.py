@@ -20,7 +20,7 @@ class Diagonal:
     """g / (√v̂ + ε), where v̂ is the bias-corrected moving mean of g²."""
 
     decay: float = 0.99  # of the moving mean
-    eps: float = 1e-8
+    eps: float = 1e-8  # ε
     scale: float = 0.2  # root mean square of a direction under steady gradients
     before: Preconditioner | None = None  # a preconditioner applied to the gradients first
 

@@ -16,7 +16,7 @@ class Momentum:
     Muon calls the decay β; here β is the strength of the repulsion.
     """
 
-    decay: float = 0.6
+    decay: float = 0.6  # of past gradients in each step
 
     name = "momentum"
     # b changes by a twentieth or more in each step: rounding it to 8 bits leaves no dead band.

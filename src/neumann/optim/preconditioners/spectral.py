@@ -48,10 +48,10 @@ class Spectral:
     """
 
     scale: float = 0.2  # root mean square of a direction, or its norm
-    vectors: Preconditioner = field(default_factory=Diagonal)
-    before: Preconditioner | None = field(default_factory=Momentum)
+    vectors: Preconditioner = field(default_factory=Diagonal)  # P of what is not a matrix
+    before: Preconditioner | None = field(default_factory=Momentum)  # applied first
     view: MatrixView = WHOLE  # where the matrices of a parameter are
-    scaling: Scaling = "rms"
+    scaling: Scaling = "rms"  # what `scale` is: "rms" of the elements, or "norm" by shape
 
     name = "spectral"
 

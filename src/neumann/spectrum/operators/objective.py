@@ -22,8 +22,8 @@ class Objective:
     `Objective(lambda model, batch: model(**batch).loss, lambda output, batch: output)`.
     """
 
-    forward: Callable[[nn.Module, Any], Any]
-    loss: Callable[[Any, Any], Tensor]
+    forward: Callable[[nn.Module, Any], Any]  # what the model returns for a batch
+    loss: Callable[[Any, Any], Tensor]  # the scalar loss of that and the batch
 
 
 Loss = Objective | Callable[[Any, Any], Tensor]
