@@ -11,7 +11,7 @@ from neumann.lab.report import write_density, write_report
 from neumann.lab.report.curvature_plots import plot_curvature, plot_density
 from neumann.lab.report.drawing import draw
 from neumann.lab.report.plot import explain_marks
-from neumann.lab.report.study import read_study
+from neumann.lab.report.study_records import read_study
 from neumann.lab.storage import strict_json
 from tests.lab.report.test_page import read_page
 from tests.support.fake_records import fake_comparison, fake_run

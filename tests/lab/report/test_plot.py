@@ -6,7 +6,7 @@ import pytest
 
 from neumann.lab.report.plot import Curve, explain_marks, make_curves, thin
 from neumann.lab.report.runs import ArmRuns, read_run
-from neumann.lab.report.study import read_study
+from neumann.lab.report.study_records import read_study
 from neumann.lab.report.training_plots import plot_metrics
 from tests.support.fake_records import fake_run
 

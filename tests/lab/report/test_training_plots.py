@@ -8,7 +8,7 @@ from PIL import Image
 
 from neumann.lab.report.drawing import draw
 from neumann.lab.report.palette import line_style
-from neumann.lab.report.study import read_study
+from neumann.lab.report.study_records import read_study
 from neumann.lab.report.training_plots import (
     plot_forces,
     plot_metrics,

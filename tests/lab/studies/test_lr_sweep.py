@@ -6,10 +6,10 @@ import math
 import pytest
 
 from neumann.lab.commands.main import main
-from neumann.lab.commands.sweep import search_notes, tabulate_search
+from neumann.lab.commands.tables import search_notes, tabulate_search
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, LOSS
-from neumann.lab.report.study import read_study
+from neumann.lab.report.study_records import read_study
 from neumann.lab.storage import folders
 from neumann.lab.storage.reading import read_config, read_json_object
 from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, make_grid, search

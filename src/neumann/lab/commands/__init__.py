@@ -5,5 +5,5 @@ summaries  the commands, and the help that lists them
 parser     flags and --config files
 progress   progress bars and log lines
 tables     tables in the terminal
-train, compare, sweep, spectrum, report, demo   one module for each subcommand
+train, compare, sweep, study, spectrum, report, demo   one module for each subcommand
 """

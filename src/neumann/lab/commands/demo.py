@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from neumann.lab.commands.compare import compare_and_print, refuse_torchrun
+from neumann.lab.commands.study import refuse_torchrun, run_and_print
 from neumann.lab.storage.folders import new_run_folder
+from neumann.lab.studies.engine import Study
 from neumann.lab.studies.settings import CompareConfig
 
 ARMS = ("neumann:lr=0.05", "sgd:lr=0.1", "rmsprop:lr=0.001", "adam:lr=0.004", "adamw:lr=0.004")
@@ -48,4 +49,4 @@ class DemoConfig:
 def run(config: DemoConfig) -> None:
     refuse_torchrun("demo")
     torch.set_num_threads(1)  # the network is too small for more
-    compare_and_print(config.make_comparison(), config.choose_folder())
+    run_and_print(Study.of(config.make_comparison(), config.choose_folder()))

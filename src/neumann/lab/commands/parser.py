@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from neumann.lab.commands import compare, demo, report, spectrum, sweep, train
+from neumann.lab.commands import compare, demo, report, spectrum, study, sweep, train
 from neumann.lab.config import TrainConfig, flag_name
 from neumann.lab.config_files import list_code, load_settings, parse_settings
 from neumann.lab.errors import UsageError, unknown
@@ -40,6 +40,7 @@ COMMANDS = {  # as in `summaries`
     "train": Command(TrainConfig, train.run),
     "compare": Command(CompareConfig, compare.run),
     "sweep": Command(SweepConfig, sweep.run),
+    "study": Command(study.StudyConfig, study.run),
     "spectrum": Command(SpectrumConfig, spectrum.run),
     "report": Command(report.ReportConfig, report.run),
     "demo": Command(demo.DemoConfig, demo.run),
@@ -49,7 +50,7 @@ CONFIG_HELP = "--config FILE: read defaults from a TOML file of flags, or a JSON
 ALLOW_CODE_HELP = (
     "--allow-code MODULE:FUNCTION: run this code if a file or a run's folder names it."
 )
-RUN_CODE = ("train", "compare", "sweep", "spectrum")  # commands that take --allow-code
+RUN_CODE = ("train", "compare", "sweep", "study", "spectrum")  # commands that take --allow-code
 
 
 def run_command(words: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ def parse_flags(command: str, words: Sequence[str]) -> Any:
     if file is not None and (code := list_code(config)):
         by_flags = list_code(_parse(command, flags, kind()))
         refuse_code(file, code, [*by_flags, *allowed])
-    if isinstance(config, SpectrumConfig):
+    if isinstance(config, SpectrumConfig | study.StudyConfig):
         config = dataclasses.replace(config, allow_code=tuple(allowed))
     return config
 
@@ -110,7 +111,7 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
 
 def _describe(kind: type[Any]) -> str:
     paragraphs = (kind.__doc__ or "").strip().split("\n\n")
-    if kind is not report.ReportConfig:
+    if kind not in (report.ReportConfig, study.StudyConfig):
         paragraphs.append(CONFIG_HELP)
     if any(kind is COMMANDS[name].settings for name in RUN_CODE):
         paragraphs.append(ALLOW_CODE_HELP)
@@ -189,7 +190,8 @@ def _flags(command: str) -> list[str]:
     if command == "report":
         return ["--help"]
     fields = dataclasses.fields(COMMANDS[command].settings)
-    given = ["--config", *(flag_name(field.name) for field in fields)]
+    given = [flag_name(field.name) for field in fields]
+    given += [] if command == "study" else ["--config"]
     return [*given, "--allow-code"] if command in RUN_CODE else given
 
 

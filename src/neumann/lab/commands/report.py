@@ -12,15 +12,17 @@ from neumann.lab.errors import UsageError
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write an HTML page with plots of a run, a comparison or a sweep into its folder."""
+    """Write an HTML page with plots of a run, a comparison, a sweep or a study into its folder."""
 
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None
-    """folder of a run, a comparison or a sweep"""
+    """folder of a run, a comparison, a sweep or a study"""
 
 
 def run(config: ReportConfig) -> None:
     if config.folder is None:
-        raise UsageError("neumann report needs the folder of a run, a comparison or a sweep")
+        raise UsageError(
+            "neumann report needs the folder of a run, a comparison, a sweep or a study"
+        )
     print(_write(config.folder))
 
 

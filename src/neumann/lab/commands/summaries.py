@@ -7,6 +7,7 @@ SUMMARIES = {
     "train": "train one network with one optimizer",
     "compare": "compare optimizers over the same seeds",
     "sweep": "choose each learning rate, then compare",
+    "study": "run a study from a file: arms, axes, tuning, seeds",
     "spectrum": "measure the curvature of a loss",
     "report": "write a page with plots of any of these",
     "demo": "compare five optimizers on digits in two minutes",

@@ -1,9 +1,10 @@
 """Pages and plots from the lab's records: `write_report(folder)` and `write_density(record)`.
 
-Records on disk, finished or not, become runs (`runs`) and a study (`study`). `training_plots` and
-`curvature_plots` say what to draw as a `plot`; `drawing` draws it with the colors of `palette`, and
-`svg` makes the drawing fit a page. `result_tables` and `verdicts` put the results into rows and
-sentences, with the number formats of `formatting`. `page` puts it all into one HTML file.
+Records on disk, finished or not, become runs (`runs`) and a study (`study_records`), and those of a
+study with axes its points (`points`). `training_plots` and `curvature_plots` say what to draw as a
+`plot`; `drawing` draws it with the colors of `palette`, and `svg` makes the drawing fit a page.
+`result_tables` and `verdicts` put the results into rows and sentences, with the number formats of
+`formatting`. `page` puts it all into one HTML file.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 from neumann.lab.errors import UsageError, missing_package
 from neumann.lab.report.curvature_plots import plot_density
 from neumann.lab.report.plot import Plot
-from neumann.lab.report.study import read_study
+from neumann.lab.report.points import Overview, has_points, read_overview
+from neumann.lab.report.study_records import Study, read_study
 from neumann.lab.storage.atomic_files import describe_os_error, write_atomically
 from neumann.lab.storage.folders import refuse_link
 from neumann.lab.storage.reading import read_json_object
@@ -30,17 +32,28 @@ REPORT, PLOTS = "report.html", "plots"
 def write_report(folder: Path) -> Path:
     """Write `report.html` of a run, a comparison or a sweep, and a PNG of every plot.
 
+    A study with axes has a page for all points, which links to a page for each.
+
     Each file is replaced as a whole, the page last, so a reader sees the old report or the new one.
     Returns the path of the page. Raises UsageError if the folder holds nothing to report, a package
     is missing or the folder cannot be written, and RecordsError if the records are damaged.
     """
     folder = Path(folder)
-    study = read_study(folder)
+    if not has_points(folder):
+        return _write_page(folder, read_study(folder))
+    overview = read_overview(folder)
+    for point in overview.points:
+        if point.study is not None:
+            _write_page(folder / point.folder, point.study)
+    return _write_page(folder, overview)
+
+
+def _write_page(folder: Path, content: Study | Overview) -> Path:
     for name in (PLOTS, REPORT):
         refuse_link(folder / name)
     draw = _import_drawing("a report")
     try:
-        from neumann.lab.report.page import render_page
+        from neumann.lab.report.page import render_overview, render_page
     except ImportError as error:
         raise _missing(error, "a report") from error
     pngs: dict[str, bytes] = {}
@@ -50,7 +63,10 @@ def write_report(folder: Path) -> Path:
         pngs[f"{plot.name}.png"] = picture.png
         return picture.svg
 
-    page = render_page(study, draw_svg, PLOTS)
+    if isinstance(content, Study):
+        page = render_page(content, draw_svg, PLOTS)
+    else:
+        page = render_overview(content, draw_svg, PLOTS)
     try:
         (folder / PLOTS).mkdir(exist_ok=True)
         for name, png in pngs.items():

@@ -15,7 +15,7 @@ from neumann.lab.report.formatting import format_short, join_sentences
 from neumann.lab.report.palette import HOLLOW
 from neumann.lab.report.plot import Curve, Plot, Point, annotate, average_runs, trace_diverged
 from neumann.lab.report.runs import ArmRuns, Reader, Run, Series, finite_values
-from neumann.lab.report.study import Study
+from neumann.lab.report.study_records import Study
 
 LOG_RATIO = 20  # values further apart than this factor get a log axis
 BATCHES = (("probe", "probe batch"), ("current", "current batch"))

@@ -20,9 +20,10 @@ from neumann.lab.report.curvature_plots import plot_curvature
 from neumann.lab.report.formatting import format_count, format_list, join_sentences
 from neumann.lab.report.palette import ARMS, PARTS, line_style
 from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
+from neumann.lab.report.points import INTERVALS, Overview, plot_points, tabulate_points
 from neumann.lab.report.runs import Run
-from neumann.lab.report.study import Study
-from neumann.lab.report.verdicts import state_verdict
+from neumann.lab.report.study_records import Study
+from neumann.lab.report.verdicts import Verdict, state_verdict
 from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.wording import UNCORRECTED
 
@@ -48,6 +49,32 @@ class Figures:
 
 def render_page(study: Study, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
     """Render the page. `draw_svg` is called once for each plot; its PNG will be in the folder."""
+    return _render("report.html", _gather(study), draw_svg, plots_folder)
+
+
+def render_overview(overview: Overview, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
+    """Render the page of a study with axes, in the same way."""
+    plots = plot_points(overview)
+    content = {
+        "version": neumann.__version__,
+        "name": overview.name,
+        "title": overview.title or overview.name,
+        "about": overview.about,
+        "points": [(point, _judge(point.study)) for point in overview.points],
+        "arm_names": set(overview.arms),
+        "figures": Figures(plots, [(arm, i) for i, arm in enumerate(overview.arms)], INTERVALS),
+        "tables": tabulate_points(overview),
+    }
+    return _render("overview.html", content, draw_svg, plots_folder)
+
+
+def _judge(study: Study | None) -> Verdict:
+    return Verdict((), ("Not started.",)) if study is None else state_verdict(study)
+
+
+def _render(
+    template: str, content: dict[str, Any], draw_svg: Callable[[Plot], str], plots_folder: str
+) -> str:
     environment = Environment(
         loader=PackageLoader("neumann.lab.report"),
         autoescape=True,
@@ -63,7 +90,7 @@ def render_page(study: Study, draw_svg: Callable[[Plot], str], plots_folder: str
         "draw_svg": lambda plot: Markup(draw_svg(plot)),
         "plots_folder": plots_folder,
     }
-    return formatting.printable(environment.get_template("report.html").render(_gather(study)))
+    return formatting.printable(environment.get_template(template).render(content))
 
 
 def breakable(text: str) -> Markup:
@@ -100,6 +127,7 @@ def _gather(study: Study) -> dict[str, Any]:
         "name": study.name,
         "title": _compose_title(study),
         "subtitle": _compose_subtitle(study),
+        "about": study.about,
         "arm_names": {arm.name for arm in study.arms} | {arm.arm for arm in study.sensitivities},
         "verdict": state_verdict(study),
         "results": results,
@@ -127,6 +155,8 @@ def _collect(study: Study, plots: Sequence[Plot], note: str | None = None) -> Fi
 
 
 def _compose_title(study: Study) -> str:
+    if study.title:
+        return study.title
     names = [arm.arm for arm in study.sensitivities] if study.search else []
     names = names or [arm.name for arm in study.arms]
     optimizers = list(dict.fromkeys(name.partition(":")[0] for name in names))

@@ -10,7 +10,7 @@ from neumann.lab.metrics import Metric, Quantity, choose_metric
 from neumann.lab.report import formatting
 from neumann.lab.report.formatting import NONE, format_interval, format_setting, format_value
 from neumann.lab.report.runs import ArmRuns, Run, finite_values, to_number
-from neumann.lab.report.study import Sensitivity, Study
+from neumann.lab.report.study_records import Sensitivity, Study
 from neumann.lab.studies.results import ArmResult, Comparison, FinishedRun
 from neumann.lab.studies.statistics import mean_interval
 

@@ -11,7 +11,7 @@ from neumann.lab.metrics import ACCURACY
 from neumann.lab.report.formatting import format_short, join_sentences
 from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, make_curves
 from neumann.lab.report.runs import Reader, Run, Series, finite_values, to_number
-from neumann.lab.report.study import Sensitivity, Study
+from neumann.lab.report.study_records import Sensitivity, Study
 
 LOG_RATIO = 20  # a loss that falls by more than this factor gets a log axis
 FORCES = {"repulsive force": "repulsive_force", "attractive force": "cubic_force"}

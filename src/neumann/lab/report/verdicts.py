@@ -10,7 +10,7 @@ from neumann.lab.metrics import choose_metric
 from neumann.lab.report import formatting
 from neumann.lab.report.formatting import format_count, format_interval, format_list
 from neumann.lab.report.runs import ArmRuns, to_number
-from neumann.lab.report.study import Search, Study
+from neumann.lab.report.study_records import Search, Study
 from neumann.lab.studies.results import Comparison, find_long_warmup
 from neumann.lab.studies.wording import describe_long_warmup
 

@@ -1,6 +1,8 @@
 """Studies: many runs of the training loop, and what they show.
 
 settings       what a comparison, a sweep and a spectrum measurement are
+engine         arms at every point of some axes, tuned, then tested: what all commands run
+study_toml     a study as a TOML file
 comparison     run several optimizers over the same seeds
 lr_sweep       choose a learning rate for each optimizer, then compare them
 workers        the processes in which runs train side by side

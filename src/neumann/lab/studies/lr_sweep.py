@@ -135,6 +135,16 @@ def collect_winners(found: list[ArmSearch]) -> dict[str, float]:
     return {each.arm: each.best for each in found if each.best is not None}
 
 
+def find_winners(config: SweepConfig, folder: Path) -> list[ArmSearch]:
+    """Read what a sweep has chosen, or take the lowest learning rates if it has not chosen yet."""
+    grid, winners = make_grid(config), None
+    if (folder / SWEEP).exists():
+        winners = study_files.read_sweep_file(folder)["winners"]
+    sources = find_sources(config.arms)
+    lowest = {arm: grid[sources.get(arm, arm)][0] for arm in grid}
+    return [ArmSearch(arm, grid[arm], (), (winners or lowest).get(arm)) for arm in grid]
+
+
 def _search_folder(folder: Path) -> Path:
     return study_files.get_part_folder(folder, SEARCH)
 
@@ -150,8 +160,7 @@ class SearchPlan:
     def make(config: SweepConfig) -> "SearchPlan":
         config.check()
         plan = SearchPlan(config, make_grid(config))
-        found = [ArmSearch(arm, lrs, (), 1.0) for arm, lrs in plan.grid.items()]
-        final = make_final_config(config, found)
+        final = make_final_config(config, [ArmSearch(arm, (), (), 1.0) for arm in plan.grid])
         final.check()
         for arm in final.arms:
             final.make_run_config(arm, 0, Path(FINAL))

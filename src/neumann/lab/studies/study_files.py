@@ -11,6 +11,10 @@ A sweep's folder:
     search/           the comparison that tried them on held-out data
     final/            the comparison of the winners on the test set
 
+A study's folder, beside these files or above folders that hold them:
+
+    study.json        the title, the axes, and the folder of each point on them
+
 A folder that holds something else, is in use, or cannot be written is a UsageError.
 """
 
@@ -29,7 +33,7 @@ from neumann.lab.storage.folders import FolderLock, make_folder_name, refuse_lin
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError, read_json_object
 from neumann.lab.studies.settings import CompareConfig
 
-COMPARISON, SWEEP = "comparison.json", "sweep.json"
+COMPARISON, SWEEP, STUDY = "comparison.json", "sweep.json", "study.json"
 SEARCH, FINAL = "search", "final"  # the two comparisons of a sweep
 SWEEP_FORMAT = 1
 MAX_SEEDS = 10_000  # more are a damaged number
@@ -55,6 +59,22 @@ class SweepFile:
     search_seeds: int
     seeds: int
     config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PointFile:
+    folder: str  # relative to the study's
+    values: dict[str, Any]  # by axis
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """What study.json holds."""
+
+    title: str
+    about: str
+    axes: dict[str, list[Any]]
+    points: list[PointFile]
 
 
 def is_comparison(folder: Path) -> bool:
@@ -90,6 +110,21 @@ def read_sweep_file(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder / SWEEP} is not a sweep that this version can read")
     content = _read_checked(folder / SWEEP, SweepFile)
     return _refuse_many_seeds(folder / SWEEP, content, len(content["grid"]))
+
+
+def has_winners(folder: Path) -> bool:
+    """Whether the folder holds a sweep that has chosen its learning rates."""
+    return (folder / SWEEP).exists() and read_sweep_file(folder)["winners"] is not None
+
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    content = _read_checked(folder / STUDY, StudyFile)
+    for point in content["points"]:
+        name = point["folder"]
+        if name != "." and (name != make_folder_name(name) or name.startswith(".")):
+            wrong = f"{name!r:.40} is not the folder of a point"
+            raise RecordsError(f"{folder / STUDY} is damaged: {wrong}; {RESTORE}")
+    return content
 
 
 def _read_checked(path: Path, kind: type[Any]) -> dict[str, Any]:
@@ -137,7 +172,11 @@ def _shared_settings(config: CompareConfig) -> dict[str, Any]:
 
 def check_no_other_study(folder: Path, expected: str) -> None:
     """Refuse a folder with another main file than the `expected` one."""
-    for name, what in ((CONFIG, "a run"), (COMPARISON, "a comparison"), (SWEEP, "a sweep")):
+    with_points = (folder / STUDY).exists() and read_study_file(folder)["axes"]
+    files = {CONFIG: "a run", COMPARISON: "a comparison", SWEEP: "a sweep", STUDY: "a study"}
+    for name, what in files.items():
+        if name == STUDY and not with_points:
+            continue  # only a title for the others
         if name != expected and (folder / name).exists():
             raise UsageError(f"{folder} already holds {what}; choose another folder")
 

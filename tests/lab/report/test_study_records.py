@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from neumann.lab.errors import UsageError
-from neumann.lab.report.study import Sensitivity, Trial, read_study
+from neumann.lab.report.study_records import Sensitivity, Trial, read_study
 from neumann.lab.report.verdicts import state_verdict
 from neumann.lab.storage.reading import RecordsError
 from tests.support.fake_records import fake_comparison, fake_run, fake_sweep

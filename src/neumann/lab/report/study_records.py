@@ -23,7 +23,14 @@ from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison
-from neumann.lab.studies.study_files import COMPARISON, FINAL, SEARCH, SWEEP, is_comparison
+from neumann.lab.studies.study_files import (
+    COMPARISON,
+    FINAL,
+    SEARCH,
+    STUDY,
+    SWEEP,
+    is_comparison,
+)
 from neumann.lab.studies.wording import describe_long_warmup
 
 
@@ -95,6 +102,8 @@ class Study:
     settings: dict[str, Any]  # of the first run
     sensitivities: tuple[Sensitivity, ...] = ()
     search: Search | None = None  # of a sweep
+    title: str = ""  # that someone gave it; empty: none
+    about: str = ""
 
     @property
     def metric(self) -> Metric:
@@ -113,7 +122,16 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
+    """Read a run, a comparison or a sweep, with the title that a study file gave it."""
     folder = Path(folder)
+    study = _read_records(folder)
+    if (folder / STUDY).is_file():
+        content = study_files.read_study_file(folder)
+        study = replace(study, title=content["title"], about=content["about"])
+    return study
+
+
+def _read_records(folder: Path) -> Study:
     name = folder.resolve().name
     if (folder / SWEEP).is_file():
         return _read_sweep(folder, name)
@@ -128,7 +146,7 @@ def read_study(folder: Path) -> Study:
         return Study(name, (arm,), None, run.config)
     raise UsageError(
         f"{folder} holds nothing to report: a run has a {CONFIG}, a comparison a {COMPARISON}, "
-        f"a sweep a {SWEEP}"
+        f"a sweep a {SWEEP}, a study a {STUDY}"
     )
 
 

@@ -1,0 +1,116 @@
+"""`neumann study`: run a study from a file; and what `compare`, `sweep` and `demo` run like it."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from neumann.lab.commands.progress import show_study
+from neumann.lab.commands.report import print_report
+from neumann.lab.commands.tables import (
+    make_table,
+    print_comparison,
+    print_table,
+    search_notes,
+    tabulate_search,
+)
+from neumann.lab.config import check_at_least
+from neumann.lab.config_files import list_code
+from neumann.lab.errors import UsageError
+from neumann.lab.studies.comparison import Budget, OutOfTime
+from neumann.lab.studies.engine import PlannedRun, Study
+from neumann.lab.studies.study_files import describe_part
+from neumann.lab.studies.study_toml import read_study_toml
+from neumann.lab.training.processes import count_processes
+from neumann.lab.user_code import refuse_code
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Run a study from a TOML file: arms with their own settings, at every point of some axes.
+
+    Learning rates are chosen on held-out data, then tested over seeds. The same command continues.
+    """
+
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """the study, a TOML file"""
+    list: bool = False
+    """print all runs and their state, and train nothing"""
+    set: tuple[str, ...] = ()
+    """settings in place of the file's, for all arms, as in data-dir=data epochs=1"""
+    output: Path | None = None
+    """folder for the records; by default runs/ and the name of the file"""
+    jobs: int = 1
+    """runs trained side by side; on a GPU, they share it"""
+    seconds: float | None = None
+    """start no run after this many seconds; the same command continues"""
+    allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
+
+
+def run(config: StudyConfig) -> None:
+    refuse_torchrun("study")
+    check_at_least(config, jobs=1, seconds=0)
+    if config.file is None:
+        raise UsageError("neumann study needs a TOML file, such as studies/paper/main.toml")
+    folder = config.output or Path("runs") / config.file.stem
+    study = read_study_toml(
+        config.file, folder, config.set, jobs=config.jobs, seconds=config.seconds
+    )
+    for point in study.points:
+        refuse_code(config.file, list_code(point.config), config.allow_code)
+    if config.list:
+        print_runs(study.list_runs())
+        return
+    study.check()
+    study.write()
+    run_and_print(study)
+
+
+def run_and_print(study: Study) -> None:
+    """Train what is not finished, and print the results."""
+    budget = Budget(study.seconds)
+    try:
+        with show_study("search" if study.sweeps else "") as observer:
+            found = study.search(observer, budget)
+        for folder, chosen in found.items():
+            _print_place(folder, study)
+            print_table(tabulate_search(chosen), [*search_notes(chosen), ""])
+        with show_study("final" if study.sweeps else "") as observer:
+            comparisons = study.test(found, observer, budget)
+    except OutOfTime as stop:
+        print_report(study.folder)
+        print(f"neumann: {stop}", file=sys.stderr)
+        return
+    for comparison in comparisons:
+        _print_place(comparison.folder, study)
+        print_comparison(comparison)
+    print_report(study.folder)
+
+
+def _print_place(folder: Path, study: Study) -> None:
+    if study.axes:
+        print(f"\n{describe_part(folder, study.folder)}\n")
+
+
+def print_runs(runs: Sequence[PlannedRun]) -> None:
+    table = make_table("stage", "arm", "seed", "lr", "epochs", "batch", "state", left=2)
+    for run in runs:
+        lr = f"{run.config.lr:g}" if run.lr_is_known else "to be chosen"
+        cells = (run.seed, lr, run.config.epochs, run.config.batch_size, run.state)
+        table.add_row(run.stage, run.arm, *map(str, cells))
+    states = Counter(run.state for run in runs)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    print_table(table, [f"{len(runs)} runs: {counts}"])
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raise UsageError under torchrun: studies start their own processes."""
+    if count_processes() > 1:
+        raise UsageError(
+            f"neumann {command} runs in one process: start it without torchrun, and use --jobs to "
+            "train side by side"
+        )
