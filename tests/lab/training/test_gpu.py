@@ -71,6 +71,17 @@ def test_a_captured_step_clips_its_gradient(tmp_path):
     assert losses(tmp_path / "captured")[-1] > losses(tmp_path / "free")[-1]
 
 
+def test_a_clipped_recurrent_model_trains_compiled_and_captured(tmp_path):
+    """As in the paper's negative result, section 4.4."""
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question " * 400)
+    common = {"data": f"text:{text}", "model": "gru", "context": 32, "clip_grad": 1.0}
+    common |= {"flip": None, "shift": None}
+    trained(tmp_path / "fast", **common)
+    trained(tmp_path / "plain", amp="off", compile="off", cuda_graph="off", **common)
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=5e-2)
+
+
 @pytest.mark.parametrize("fast", [False, True])
 def test_curvature_is_measured_between_captured_steps(tmp_path, fast):
     """In float32 without TF32, whatever the training uses, and without effect on it."""
