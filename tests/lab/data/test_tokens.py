@@ -1,5 +1,6 @@
 """Texts as bytes and BPE tokens: documents, sets, the cache of tokens, and unusable texts."""
 
+import errno
 import gzip
 import json
 import lzma
@@ -48,9 +49,11 @@ def test_a_nul_line_ends_a_document():
 def test_without_nul_lines_blank_lines_separate_documents():
     assert list_documents("one\none\n\ntwo\r\n\r\n \t\n\nthree\n\n") == [
         "one\none",
-        "two\r",
+        "two",
         "three",
     ]
+    # Copies of a document are equal, at the end of a file and with line breaks of Windows too.
+    assert list_documents("same\r\n\r\nsame\n\nsame\n") == ["same"] * 3
     assert list_documents("\n\n \n") == []
 
 
@@ -292,8 +295,6 @@ def test_a_cache_of_something_else_is_refused_and_kept(path):
 
 
 def test_a_full_disk_leaves_no_cache(path, monkeypatch):
-    import errno
-
     def fail(descriptor, part):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -301,6 +302,17 @@ def test_a_full_disk_leaves_no_cache(path, monkeypatch):
     refuse("cannot write .*bpe-300.tokens .*No space left", f"text:{path}", tokens="bpe:300",
            context=8)  # fmt: skip
     assert caches(path.parent) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_tokenized(
+    path, monkeypatch, capfd
+):
+    def fail(dir):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    refuse("cannot write .*bpe-300.tokens .*Read-only", f"text:{path}", tokens="bpe:300", context=8)
+    assert "learning" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

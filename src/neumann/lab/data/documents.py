@@ -21,7 +21,7 @@ from neumann.lab.errors import UsageError, shorten
 
 HELD_OUT = 0.01  # of the documents, for validation and for testing each; at least one document
 _NUL_LINE = re.compile(r"^\0\r?(?:\n|\Z)", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n(?:[ \t\r]*\n)+")
+_BLANK_LINES = re.compile(r"\r?\n(?:[ \t\r]*\n)+")
 _UNPACKERS = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
@@ -55,8 +55,11 @@ def read_bytes(path: Path) -> bytes:
 
 def list_documents(text: str) -> list[str]:
     """Divide a text into its documents, without those that are blank."""
-    ended = _NUL_LINE.search(text) is not None
-    pieces = (_NUL_LINE if ended else _BLANK_LINES).split(text)
+    if _NUL_LINE.search(text) is not None:
+        pieces = _NUL_LINE.split(text)
+    else:
+        # A copy in the middle of a text has no line break at its end, so the last one has none.
+        pieces = [piece.strip("\r\n") for piece in _BLANK_LINES.split(text)]
     return [piece for piece in pieces if piece.strip("\0 \t\r\n")]
 
 
@@ -66,8 +69,9 @@ def split_documents(documents: Sequence[str], name: str) -> Splits:
     different = sorted(set(hashes))
     if len(different) < 3:
         raise UsageError(
-            f"{name} holds {len(different)} different documents, and training, validation and test "
-            "sets need at least 3; a blank line or a line with a NUL character ends a document"
+            f"{name} holds {len(different)} different document{'s' * (len(different) != 1)}, and "
+            "training, validation and test sets need at least 3; a blank line or a line with a NUL "
+            "character ends a document"
         )
     count = max(1, round(HELD_OUT * len(different)))
     validation, test = set(different[:count]), set(different[count : 2 * count])

@@ -80,6 +80,7 @@ def _load_bpe(request: Request, files: Sequence[Path], tokens: Tokens) -> token_
     text_hash = token_cache.hash_files(files)
     found = token_cache.read_cache(path, text_hash, tokens)
     if found is None:
+        token_cache.check_writable(path)
         found = _tokenize(request, files, tokens)
         token_cache.write_cache(path, files, text_hash, tokens, found)
     return found

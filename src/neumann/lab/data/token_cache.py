@@ -7,8 +7,10 @@ a damaged one, is a UsageError that names it: it is never replaced, because a ru
 """
 
 import dataclasses
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import metadata
@@ -78,6 +80,12 @@ def choose_dtype(vocabulary: int) -> type[Any]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
+def check_writable(path: Path) -> None:
+    """Raise a UsageError if no cache can be written there, before it takes minutes to make one."""
+    with _explain_failure(path), tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
 def write_cache(
     path: Path, files: Sequence[Path], text_hash: str, tokens: Tokens, text: TokenizedText
 ) -> None:
@@ -97,8 +105,7 @@ def write_cache(
     line = strict_json.dumps(dataclasses.asdict(about)).removesuffix(b"\n")
     padding = b" " * (-(len(line) + 1) % ALIGNMENT)
     parts = [line + padding + b"\n", *contents]
-    advice = "copy the text to a folder that can be written"
-    with explain_os_errors(UsageError, f"cannot write {path} ({advice})"):
+    with _explain_failure(path):
         remove_leftovers(path.parent)
         write_atomically(path, parts)
 
@@ -135,6 +142,11 @@ def read_cache(path: Path, text_hash: str, tokens: Tokens) -> TokenizedText | No
     if not fits or mapped.max(initial=0) >= tokens.vocabulary:
         raise _damaged(path, f"its tokens are not those of a vocabulary of {tokens.vocabulary}")
     return text
+
+
+def _explain_failure(path: Path) -> AbstractContextManager[None]:
+    advice = "copy the text to a folder that can be written"
+    return explain_os_errors(UsageError, f"cannot write {path} ({advice})")
 
 
 def _parse_header(path: Path, line: bytes) -> Header:
