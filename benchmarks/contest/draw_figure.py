@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from benchmarks.contest.summary import BatchSummary
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 
-NAME_HEIGHT = 0.045  # of the axes: the least distance between two names
+NAME_HEIGHT = 0.05  # of the axes: the least distance between two names
 
 Curves = dict[str, list[tuple[int, dict[str, Any]]]]  # batch sizes and intervals by optimizer
 
@@ -33,7 +33,7 @@ def draw_contest(summaries: Sequence[BatchSummary], path: Path) -> None:
     for batch, row in pairs:
         if row["interval"]["mean"] is not None:
             curves.setdefault(row["entrant"], []).append((batch, row["interval"]))
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
     for name in sorted(curves, key=lambda name: name in colors):  # ours on top
         _draw_curve(axes, curves[name], colors.get(name))
