@@ -10,6 +10,7 @@ same_bits               whether two versions agree bit for bit
 preconditioner_host     what the host does for the spectral P
 preconditioner_cost     what P adds to a training step
 lab_throughput          training steps of the lab
+ghost_batchnorm         BatchNorm over groups of 32 examples, beside plain BatchNorm
 state_rounding          bfloat16 state
 tune_blocks             block sizes of the CUDA kernel
 scale_table             operations and bytes of distributed P, computed
