@@ -130,6 +130,8 @@ def test_the_reference_shows_docstrings(site):
     assert "the learning rate η, a float or a 0-d tensor" in page
     assert ":meth:" not in page
     assert "::<" not in page
+    fields = (site / "api/spectrum.html").read_text()
+    assert "the Ritz value at this end; it lies inside the spectrum" in fields
 
 
 def test_formulas_need_no_script(site):
