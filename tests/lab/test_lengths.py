@@ -57,6 +57,11 @@ def test_an_arm_takes_shares_of_the_run():
     assert str(Arm.parse("neumann:warmup=2.2%,lr=0.1")) == "neumann:warmup=2.2%,lr=0.1"
 
 
+def test_parts_that_add_up_to_the_run_fit_although_both_are_rounded_up():
+    (group,) = build("neumann:warmup=2.2%,reset=97.8%", steps=250).param_groups
+    assert (group["warmup_steps"], group["reset_steps"]) == (6, 245)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -18,6 +18,7 @@ from neumann.lab.errors import UsageError, require
 
 FORM = "a share of the run such as 2.2%, epochs such as 5ep, or a number of steps"
 _TEXT = re.compile(r"(\d+(?:\.\d+)?)(%|ep|)")
+_ROUNDING = 1e-6  # of sums in floats
 _OPTIONS = ("warmup", "reset")  # of Neumann; its constructor has them in steps and in epochs
 
 
@@ -73,7 +74,10 @@ def parse_length_options(arm: object, options: Iterable[tuple[str, Any]]) -> dic
         )
         require(other is None, f"{arm}: {name} and {other} exclude each other")
     together = sum(length.number for length in found.values() if length.unit == "%")
-    require(together <= 100, f"{arm}: {' and '.join(found)} are {together:g}% of the run together")
+    require(
+        together <= 100 + _ROUNDING,
+        f"{arm}: {' and '.join(found)} are {together:g}% of the run together",
+    )
     return found
 
 
@@ -87,8 +91,9 @@ def resolve_length_options(
     if total_steps is None:
         raise ValueError(f"steps must be the length of the run, since {arm} names parts of it")
     steps = {name: each.count_steps(total_steps, steps_per_epoch) for name, each in lengths.items()}
-    together = sum(steps.values())
-    long = f"{arm}: {' and '.join(steps)} are {together} steps together; the run has {total_steps}"
-    require(together <= total_steps, long)
+    # Not rounded: 2.2% and 97.8% fit, also where both are rounded up.
+    together = sum(each.measure(total_steps, steps_per_epoch) for each in lengths.values())
+    long = f"{arm}: {' and '.join(steps)} are {together:g} steps together"
+    require(together <= total_steps + _ROUNDING, f"{long}; the run has {total_steps}")
     rest = {name: value for name, value in options.items() if name not in steps}
     return rest | {f"{name}_steps": count for name, count in steps.items()}
