@@ -12,7 +12,7 @@ from tests.support.fake_records import fake_comparison, fake_sweep
 pytestmark = pytest.mark.slow
 
 NEUMANN, PLAIN, WILD = "neumann:warmup_epochs=1,reset_epochs=2", "sgd", "adam:lr=9"
-HOSTILE = "<script>window.hacked=1</script>"
+HOSTILE = "sgd:<script>window.hacked=1</script>"
 LONG = "sgd:" + ",".join(f"option_number_{i}=0.123456789" for i in range(7))
 AXES = ("epochs", "steps", "seconds")
 
