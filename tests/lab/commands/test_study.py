@@ -5,7 +5,8 @@ import json
 import pytest
 
 from neumann.lab.commands.main import main
-from neumann.lab.storage.reading import read_config
+from neumann.lab.storage.reading import read_config, read_summary
+from tests.support.programs import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -146,3 +147,25 @@ def test_another_study_in_the_folder_is_refused(finished, file, tmp_path, capsys
     changed = ["study", str(file), "--output", str(finished), "--set", "smoothing=0.1"]
     assert main(changed) == 2
     assert "with other settings: smoothing is 0.0 there, 0.1 here" in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+def test_processes_of_torchrun_train_every_run_together(tmp_path):
+    file = tmp_path / "s.toml"
+    text = STUDY.replace("[64, 128]", "[64]").replace("seeds = 2", "seeds = 1")
+    file.write_text(text)
+    words = ("-m", "neumann", "study", str(file), "--output", str(tmp_path / "two"))
+    leader, follower = run_ranks(2, *words)
+    assert (leader.returncode, follower.returncode) == (0, 0), leader.stderr + follower.stderr
+    assert "report: " in leader.stdout
+    assert "report: " not in follower.stdout
+    assert main(["study", str(file), "--output", str(tmp_path / "one")]) == 0
+    for name in ("search/neumann_at_0.1", "final/neumann", "final/base"):
+        two, one = (
+            read_summary(tmp_path / where / "batch_size=64" / name / "seed-0")
+            for where in ("two", "one")
+        )
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
+    refused = run_ranks(2, *words, "--set", "smoothing=0.1")
+    assert refused[0].returncode == 2
+    assert "with other settings: smoothing" in refused[0].stderr

@@ -89,6 +89,23 @@ def test_without_axes_and_tuning_it_is_a_comparison(tmp_path):
     assert (point.config.lr, point.config.seeds) == (0.1, 3)
 
 
+def test_learning_rates_per_batch_size(tmp_path):
+    text = """
+[settings]
+batch_size = 512
+[arms.sgd]
+lr = "0.1/256"
+[arms.small]
+opt = "sgd"
+lr = "0.1/256"
+batch_size = 64
+"""
+    (point,) = read(text, tmp_path).points
+    assert point.config.arms == ("sgd=sgd:lr=0.2", "small=sgd:lr=0.025@batch_size=64")
+    with pytest.raises(UsageError, match=r"must be a rate and images, as in 0\.1/256"):
+        read(text.replace("/256", "/many"), tmp_path)
+
+
 def test_changes_replace_what_the_file_says_of_a_setting(tmp_path):
     changes = ("batch-size=16", "bn_batch=8", "data-dir=d")
     study = read(WHOLE, tmp_path, *changes)

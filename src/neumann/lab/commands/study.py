@@ -21,11 +21,12 @@ from neumann.lab.commands.tables import (
 from neumann.lab.config import check_at_least
 from neumann.lab.config_files import list_code
 from neumann.lab.errors import UsageError
-from neumann.lab.studies.comparison import Budget, OutOfTime
+from neumann.lab.studies.comparison import Budget, OutOfTime, Session
 from neumann.lab.studies.engine import PlannedRun, Study
 from neumann.lab.studies.study_files import describe_part
 from neumann.lab.studies.study_toml import read_study_toml
-from neumann.lab.training.processes import count_processes
+from neumann.lab.studies.workers import Team
+from neumann.lab.training.processes import Process, count_processes, join_processes
 from neumann.lab.user_code import refuse_code
 
 
@@ -52,10 +53,9 @@ class StudyConfig:
 
 
 def run(config: StudyConfig) -> None:
-    refuse_torchrun("study")
     check_at_least(config, jobs=1, seconds=0)
     if config.file is None:
-        raise UsageError("neumann study needs a TOML file, such as studies/paper/main.toml")
+        raise UsageError("neumann study needs a TOML file, such as studies/paper/scaling.toml")
     folder = config.output or Path("runs") / config.file.stem
     study = read_study_toml(
         config.file, folder, config.set, jobs=config.jobs, seconds=config.seconds
@@ -65,22 +65,44 @@ def run(config: StudyConfig) -> None:
     if config.list:
         print_runs(study.list_runs())
         return
+    if count_processes() == 1:
+        _start(study)
+        return
+    if config.jobs > 1:
+        raise UsageError("torchrun's processes train one run together, so --jobs must be 1")
+    with join_processes() as process:
+        _start_together(study, process)
+
+
+def _start(study: Study, team: Team | None = None) -> None:
     study.check()
     study.write()
-    run_and_print(study)
+    run_and_print(study, team)
 
 
-def run_and_print(study: Study) -> None:
+def _start_together(study: Study, process: Process) -> None:
+    """A separate function, so that what was trained is freed before the process group ends."""
+    team = Team(process)
+    if not process.is_leader:
+        team.follow()
+        return
+    try:
+        _start(study, team)
+    finally:
+        team.dismiss()
+
+
+def run_and_print(study: Study, team: Team | None = None) -> None:
     """Train what is not finished, and print the results."""
     budget = Budget(study.seconds)
     try:
         with show_study("search" if study.sweeps else "") as observer:
-            found = study.search(observer, budget)
+            found = study.search(Session(observer, budget, team))
         for folder, chosen in found.items():
             _print_place(folder, study)
             print_table(tabulate_search(chosen), [*search_notes(chosen), ""])
         with show_study("final" if study.sweeps else "") as observer:
-            comparisons = study.test(found, observer, budget)
+            comparisons = study.test(found, Session(observer, budget, team))
     except OutOfTime as stop:
         print_report(study.folder)
         print(f"neumann: {stop}", file=sys.stderr)
@@ -108,7 +130,7 @@ def print_runs(runs: Sequence[PlannedRun]) -> None:
 
 
 def refuse_torchrun(command: str) -> None:
-    """Raise UsageError under torchrun: studies start their own processes."""
+    """Raise UsageError under torchrun, which is for `train` and `study`."""
     if count_processes() > 1:
         raise UsageError(
             f"neumann {command} runs in one process: start it without torchrun, and use --jobs to "

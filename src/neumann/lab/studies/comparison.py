@@ -13,6 +13,7 @@ that a study that stops early has complete pairs.
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +28,13 @@ from neumann.lab.studies.workers import (
     RunKey,
     Runs,
     StudyObserver,
+    Team,
     get_output_folder,
     train_run,
     train_side_by_side,
 )
 from neumann.lab.training.loop import Training
-from neumann.lab.training.processes import Process
+from neumann.lab.training.processes import Process, count_processes
 from neumann.lab.training.records import check_same_config
 from neumann.lab.training.signals import Interrupted, signal_number
 
@@ -67,25 +69,30 @@ class Budget:
         return self._end is not None and time.monotonic() >= self._end
 
 
+@dataclass(frozen=True)
+class Session:
+    """How the runs of a study are trained and watched in one call of a command."""
+
+    observer: StudyObserver = field(default_factory=StudyObserver)
+    budget: Budget = field(default_factory=Budget)
+    team: Team | None = None  # of torchrun's processes
+
+
 def run_comparison(
     config: CompareConfig, folder: Path, observer: StudyObserver | None = None
 ) -> Comparison:
     """Train the runs that are not finished yet, and compare the arms."""
     parts = {folder: config}
     data = check_trainable(parts)
-    (found,) = run_comparisons(parts, folder, observer, Budget(config.seconds), data)
+    session = Session(observer or StudyObserver(), Budget(config.seconds))
+    (found,) = run_comparisons(parts, folder, session, data)
     return found
 
 
 def run_comparisons(
-    parts: Parts,
-    root: Path,
-    observer: StudyObserver | None = None,
-    budget: Budget | None = None,
-    data: DataCache | None = None,
+    parts: Parts, root: Path, session: Session, data: DataCache | None = None
 ) -> list[Comparison]:
     """Train the unfinished runs of all parts, whose folders are in `root`, and compare the arms."""
-    observer, budget = observer or StudyObserver(), budget or Budget()
     jobs = next(iter(parts.values())).jobs
     with ExitStack() as stack:
         for folder in parts:
@@ -99,10 +106,10 @@ def run_comparisons(
         unfinished = {
             key: run for key, run in runs.items() if not is_finished(get_output_folder(run))
         }
-        observer.on_plan(runs)
-        observer.on_start(len(runs) - len(unfinished), len(runs))
+        session.observer.on_plan(runs)
+        session.observer.on_start(len(runs) - len(unfinished), len(runs))
         try:
-            _train_all(unfinished, jobs, data, observer, budget)
+            _train_all(unfinished, jobs, data or DataCache(), session)
         except (Interrupted, KeyboardInterrupt) as stop:
             number = stop.number if isinstance(stop, Interrupted) else signal_number(stop)
             raise StudyInterrupted(number, _count_ended(runs), len(runs), root) from None
@@ -114,13 +121,14 @@ def run_comparisons(
 def check_trainable(parts: Parts) -> DataCache:
     """Build the first run of every new arm, to find unusable settings before anything is written.
 
-    Returns the data set that was loaded for that.
+    Returns the data set that was loaded for that. Under torchrun, where this process cannot build
+    a run alone, the first step of a run finds the rest.
     """
     data = DataCache()
     for folder, config in parts.items():
         config.check()
         for (_, seed), run in plan_runs({folder: config}, folder).items():
-            if seed == 0 and not get_output_folder(run).exists():
+            if seed == 0 and count_processes() == 1 and not get_output_folder(run).exists():
                 Training(run, Process(), data.open(run))
     return data
 
@@ -148,22 +156,24 @@ def _check_existing_runs(runs: Runs) -> None:
             check_same_config(get_output_folder(run), run.as_record())
 
 
-def _train_all(
-    runs: Runs, jobs: int, data: DataCache | None, observer: StudyObserver, budget: Budget
-) -> None:
+def _train_all(runs: Runs, jobs: int, data: DataCache, session: Session) -> None:
+    observer, budget, team = session.observer, session.budget, session.team
+
     def announce(key: RunKey) -> None:
         result = read_finished_run(get_output_folder(runs[key]), runs[key].metric)
         if result is not None:
             observer.on_finish(*key, result)
 
     if jobs > 1:
-        if data is not None:
-            data.close()  # every worker opens its own
+        data.close()  # every worker opens its own
         train_side_by_side(runs, jobs, observer, announce, lambda: budget.is_spent)
         return
-    data = data or DataCache()
     for key, run in runs.items():
         if budget.is_spent:
             return
-        train_run(run, data.open(run), partial(observer.on_line, *key))
+        observe = partial(observer.on_line, *key)
+        if team is not None:
+            team.train(run, observe)
+        else:
+            train_run(run, data.open(run), observe)
         announce(key)

@@ -21,7 +21,7 @@ from typing import Any
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.reading import CONFIG, is_finished, read_summary
 from neumann.lab.studies import study_files
-from neumann.lab.studies.comparison import Budget, check_trainable, plan_runs, run_comparisons
+from neumann.lab.studies.comparison import Session, check_trainable, plan_runs, run_comparisons
 from neumann.lab.studies.lr_sweep import (
     ArmSearch,
     SearchPlan,
@@ -41,7 +41,7 @@ from neumann.lab.studies.study_files import (
     lock_folder,
     write_object,
 )
-from neumann.lab.studies.workers import StudyObserver, get_output_folder
+from neumann.lab.studies.workers import get_output_folder
 
 Found = Mapping[Path, list[ArmSearch]]  # what was chosen, by the folder of a sweep
 
@@ -101,22 +101,20 @@ class Study:
             if isinstance(point.config, SweepConfig) and point.is_tuned
         }
 
-    def search(self, observer: StudyObserver | None = None, budget: Budget | None = None) -> Found:
+    def search(self, session: Session) -> Found:
         """Choose the learning rates on held-out data; nothing to do without tuning."""
         if not self.sweeps:
             return {}
-        return search_all(self.sweeps, self.folder, observer, budget)
+        return search_all(self.sweeps, self.folder, session)
 
-    def test(
-        self, found: Found, observer: StudyObserver | None = None, budget: Budget | None = None
-    ) -> list[Comparison]:
+    def test(self, found: Found, session: Session) -> list[Comparison]:
         """Compare the arms at every point, over all seeds."""
         parts = self.list_tests(found)
         data = None if found else check_trainable(parts)
         with ExitStack() as stack:
             for folder in {self.folder, *self.sweeps} - parts.keys():
                 stack.enter_context(lock_folder(folder))
-            return run_comparisons(parts, self.folder, observer, budget, data)
+            return run_comparisons(parts, self.folder, session, data)
 
     def list_tests(self, found: Found) -> dict[Path, CompareConfig]:
         """List the comparisons on the test set, by folder."""

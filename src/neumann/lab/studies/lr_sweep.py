@@ -18,7 +18,12 @@ from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, Metric
 from neumann.lab.studies import study_files
-from neumann.lab.studies.comparison import Budget, check_trainable, run_comparisons
+from neumann.lab.studies.comparison import (
+    Budget,
+    Session,
+    check_trainable,
+    run_comparisons,
+)
 from neumann.lab.studies.results import ArmResult, Comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.statistics import Interval
@@ -60,15 +65,13 @@ def search(
     config: SweepConfig, folder: Path, observer: StudyObserver | None = None
 ) -> list[ArmSearch]:
     """Train every arm at every learning rate on held-out data, and choose the winners."""
-    (found,) = search_all({folder: config}, folder, observer, Budget(config.seconds)).values()
+    session = Session(observer or StudyObserver(), Budget(config.seconds))
+    (found,) = search_all({folder: config}, folder, session).values()
     return found
 
 
 def search_all(
-    sweeps: Mapping[Path, SweepConfig],
-    root: Path,
-    observer: StudyObserver | None = None,
-    budget: Budget | None = None,
+    sweeps: Mapping[Path, SweepConfig], root: Path, session: Session
 ) -> dict[Path, list[ArmSearch]]:
     """Search for all sweeps together, whose folders are in `root`."""
     plans = {folder: SearchPlan.make(config) for folder, config in sweeps.items()}
@@ -82,7 +85,7 @@ def search_all(
             if not plan.check_folder(folder):  # another process may have started one by now
                 write_object(folder / SWEEP, plan.describe(winners=None))
         trials = {_search_folder(folder): plan.make_trials() for folder, plan in plans.items()}
-        results = run_comparisons(trials, root, observer, budget, data)
+        results = run_comparisons(trials, root, session, data)
         found = {
             folder: plan.choose(result)
             for (folder, plan), result in zip(plans.items(), results, strict=True)
@@ -102,7 +105,8 @@ def compare_winners(
     """Train the winners on the whole training set, and compare them on the test set."""
     with lock_folder(folder):
         parts = {study_files.get_part_folder(folder, FINAL): make_final_config(config, found)}
-        (comparison,) = run_comparisons(parts, folder, observer, Budget(config.seconds))
+        session = Session(observer or StudyObserver(), Budget(config.seconds))
+        (comparison,) = run_comparisons(parts, folder, session)
         return comparison
 
 

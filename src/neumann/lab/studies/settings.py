@@ -12,6 +12,7 @@ from neumann.lab.config import Settings, TrainConfig, TrainingSettings, check_at
 from neumann.lab.contenders import Contender, get_name
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.folders import MAX_NAME_BYTES, make_folder_name
+from neumann.lab.training.processes import count_processes
 
 ENTRY_HELP = (
     "instead of --checkpoint: MODULE:FUNCTION, importable from the working folder. Called without "
@@ -53,7 +54,7 @@ class CompareConfig(TrainingSettings):
         own = {**contender.get_own_settings(), "opt": contender.opt}
         run = TrainConfig(**{**shared, **own, "output": output, "seed": seed, "resume": "auto"})
         try:
-            return run.resolve()
+            return run.resolve(count_processes())
         except UsageError as error:
             if not contender.settings:
                 raise

@@ -12,7 +12,8 @@
 
     [arms."no regularizers"]
     opt = "neumann:warmup=2.2%,cubic=0,repulsive=0"
-    lr = "neumann"                        # that arm's; or LOW:HIGH:COUNT; a number without [tuning]
+    lr = "neumann"                        # that arm's rate; or LOW:HIGH:COUNT. Without [tuning] a
+                                          # number, or "0.1/256": 0.1 for each 256 of batch_size
     bn_batch = 32                         # a setting that only this arm has
 
     [axes]                                # everything is repeated at each point
@@ -127,7 +128,8 @@ def _make_study(
         if point_settings.get("data_dir") is not None:
             point_settings["data_dir"] = Path(point_settings["data_dir"])
         texts = tuple(
-            compose(name, _set_options(opt, values), own) for name, (opt, own) in arms.items()
+            compose(name, _scale_lr(_set_options(opt, values), point_settings | own), own)
+            for name, (opt, own) in arms.items()
         )
         shared = {**point_settings, "arms": texts, "seeds": test.seeds, **of_command}
         config: CompareConfig | SweepConfig
@@ -241,6 +243,19 @@ def _set_options(opt: str, values: Mapping[str, Any]) -> str:
     named = (key.partition(":") for key in values if ":" in key)
     options = {option: values[f"{name}:{option}"] for name, _, option in named if name == arm.name}
     return str(arm.with_options(**options)) if options else opt
+
+
+def _scale_lr(opt: str, settings: Mapping[str, Any]) -> str:
+    """Turn the learning rate "0.1/256" into the one of this batch size."""
+    arm = Arm.parse(opt)
+    lr, slash, images = str(dict(arm.options).get("lr", "")).partition("/")
+    if not slash:
+        return opt
+    try:
+        scaled = float(lr) * settings.get("batch_size", Settings().batch_size) / int(images)
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"lr = {lr}/{images} must be a rate and images, as in 0.1/256") from None
+    return str(arm.with_options(lr=float(f"{scaled:.6g}")))
 
 
 @dataclass(frozen=True)

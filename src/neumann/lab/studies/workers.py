@@ -33,7 +33,7 @@ from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.training.inputs import open_dataset
 from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
-from neumann.lab.training.processes import Process
+from neumann.lab.training.processes import Process, gather_objects
 from neumann.lab.training.records import Diverged
 from neumann.lab.training.signals import Interrupted, catch_signals, raise_on_sigterm
 
@@ -74,11 +74,11 @@ class DataCache:
         self._key: tuple[Any, ...] | None = None
         self._dataset: Dataset | None = None
 
-    def open(self, run: TrainConfig) -> Dataset:
+    def open(self, run: TrainConfig, process: Process | None = None) -> Dataset:
         key = tuple(getattr(run, name) for name in DATA_SETTINGS)
         if self._dataset is None or key != self._key:
             self.close()  # before another takes its memory
-            self._dataset, self._key = open_dataset(run), key
+            self._dataset, self._key = open_dataset(run, process), key
         return self._dataset
 
     def close(self) -> None:
@@ -86,10 +86,13 @@ class DataCache:
 
 
 def train_run(
-    config: TrainConfig, dataset: Dataset | None = None, observe: Observer | None = None
+    config: TrainConfig,
+    dataset: Dataset | None = None,
+    observe: Observer | None = None,
+    process: Process | None = None,
 ) -> None:
     """Train one run until it finishes or diverges."""
-    training = Training(config, Process(), dataset)
+    training = Training(config, process or Process(), dataset)
     with contextlib.suppress(Diverged):  # the run's summary records it
         training.run(get_output_folder(config), observe or (lambda line: None))
 
@@ -97,6 +100,40 @@ def train_run(
 def get_output_folder(run: TrainConfig) -> Path:
     assert run.output is not None
     return run.output
+
+
+class Team:
+    """The processes of torchrun, which train every run together.
+
+    The leader conducts the study, and the others follow: they get each run from it, train their
+    share, and see nothing else of the study.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._data = process, DataCache()
+
+    def train(self, run: TrainConfig, observe: Observer) -> None:
+        """As the leader, train a run with everyone."""
+        gather_objects(run, self._process)
+        self._train(run, observe)
+
+    def dismiss(self) -> None:
+        """As the leader, tell the others that there are no more runs."""
+        gather_objects(None, self._process)
+
+    def follow(self) -> None:
+        """As one of the others, train every run until the leader dismisses the team."""
+        stop: Exception | None = None
+        while (run := gather_objects(None, self._process)[0]) is not None:
+            try:
+                self._train(run, lambda line: None)
+            except STOPS as error:  # the leader has it too, and ends the study
+                stop = error
+        if stop is not None:
+            raise stop
+
+    def _train(self, run: TrainConfig, observe: Observer) -> None:
+        train_run(run, self._data.open(run, self._process), observe, self._process)
 
 
 class Worker:
