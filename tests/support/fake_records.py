@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
+from neumann.lab.contenders import get_name
 from neumann.lab.storage import strict_json
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.training.records import Records
@@ -82,7 +83,8 @@ def fake_comparison(
         failed = options.pop("diverged_seeds", ())
         for seed in range(started):
             run = {**options, "diverged": 33} if seed in failed else options
-            fake_run(get_run_folder(folder, arm, seed), arm, seed, target=target, **run)
+            opt = arm.removeprefix(f"{get_name(arm)}=")
+            fake_run(get_run_folder(folder, arm, seed), opt, seed, target=target, **run)
     settings = {"data": "digits", "model": "mlp", "lr": None, "epochs": common.get("epochs", 6)}
     settings |= {key: common[key] for key in ("data", "tokens") if key in common}
     content = {"arms": list(arms), "seeds": seeds, "target": target, "settings": settings}

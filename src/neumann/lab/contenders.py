@@ -105,8 +105,8 @@ def parse_setting(name: str, text: str) -> Any:
 
 def _split_label(head: str) -> tuple[str, str]:
     """Split NAME=OPTIMIZER:OPTIONS. Options have an = too, but only after the colon."""
-    label, equals, rest = head.partition("=")
-    return (label, rest) if equals and ":" not in label else ("", head)
+    found = re.fullmatch(r"([^:=]+)=([a-z][\w-]*(?::.*)?)", head, re.DOTALL)
+    return (found[1], found[2]) if found else ("", head)
 
 
 def _split_setting(text: str, piece: str) -> tuple[str, str]:

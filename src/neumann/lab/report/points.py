@@ -13,7 +13,7 @@ from neumann.lab.studies import study_files
 from neumann.lab.studies.results import ArmResult, Comparison
 from neumann.lab.studies.study_files import COMPARISON, SWEEP
 
-INTERVALS = "Bands are 95 % confidence intervals of the means."
+INTERVALS = "Bars are 95 % confidence intervals of the means."
 LOG_RATIO = 8  # between the largest and the smallest value of an axis
 
 
