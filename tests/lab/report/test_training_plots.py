@@ -19,9 +19,9 @@ from tests.support.fake_records import fake_comparison, fake_sweep
 
 pytestmark = pytest.mark.slow
 
-HOSTILE = (
-    "<script>window.hacked=1</script>",
-    '"><img src=x onerror="hacked=1">',
+HOSTILE = (  # the colon keeps what is before = from being an arm's name
+    "sgd:<script>window.hacked=1</script>",
+    'sgd:"><img src=x onerror="hacked=1">',
     "$\\frac{a$ _b",
     "{{ 7 * 6 }}{% raw %}",
 )

@@ -20,7 +20,7 @@ from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
-NEW = {"top5"}  # numbers that version 0.1.0 did not record
+NEW = {"gradient_norm", "top5"}  # numbers that version 0.1.0 did not record
 ARCHIVE = Path(__file__).parents[2] / "data" / "run_folders_0.1.0.tar.xz"
 
 
