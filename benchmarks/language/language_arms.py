@@ -1,6 +1,7 @@
 """The optimizers of the language benchmarks. All of them use the same roles.
 
-SOAP and NorMuon need pytorch_optimizer, and schedule-free AdamW needs schedulefree.
+Muon, SOAP and NorMuon are those of the lab. SOAP and NorMuon need pytorch_optimizer, and
+schedule-free AdamW needs schedulefree.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +10,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from neumann import Neumann, param_groups
+from neumann.lab.arms import Arm, build_optimizer
+from neumann.lab.role_rates import collect_roles, group_by_rate
 from neumann.optim.groups import DEFAULTS, RoleOptions
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
 from neumann.optim.schedules import lr_factor
@@ -119,10 +122,8 @@ def build_diagonal(model: nn.Module, setting: Setting) -> Neumann:
 
 def build_paper(model: nn.Module, setting: Setting, steps: int) -> Neumann:
     """The paper's form; warm-up and first interval are shares of the run, not epochs."""
-    roles = collect_roles(model)
-    hidden = {"params": roles["hidden"], "weight_decay": setting.decay}
     return Neumann(
-        [hidden, *_list_rest(roles, setting)],
+        _group_by_rate(model, setting),
         lr=setting.lr,
         momentum=setting.momentum,
         warmup_steps=round(0.05 * steps),
@@ -130,60 +131,35 @@ def build_paper(model: nn.Module, setting: Setting, steps: int) -> Neumann:
     )
 
 
-def build_muon(model: nn.Module, setting: Setting, scaling: str = "match_rms_adamw") -> "Pair":
-    """torch.optim.Muon for hidden matrices, AdamW for the rest.
-
-    `scaling` is torch's, or "norm": all steps change the outputs of a layer by the same amount.
-    """
-    muon: Any = getattr(torch.optim, "Muon", None)
-    if muon is None:
-        raise RuntimeError(f"torch {torch.__version__} has no Muon: it needs 2.9 or newer")
-    roles = collect_roles(model)
-    groups = [{"params": roles["hidden"], "lr": setting.lr}]
-    if scaling == "norm":  # torch's "original" has √max(1, out/in)
-        by_shape: dict[float, list[Tensor]] = {}
-        for p in roles["hidden"]:
-            by_shape.setdefault(min(1.0, p.shape[0] / p.shape[1]) ** 0.5, []).append(p)
-        groups = [{"params": ps, "lr": setting.lr * by} for by, ps in by_shape.items()]
-    hidden = muon(
-        groups,
-        lr=setting.lr,
-        momentum=setting.before,
-        weight_decay=setting.decay,
-        adjust_lr_fn="original" if scaling == "norm" else scaling,
-    )
-    return Pair([hidden, _build_rest(roles, setting)])
+def build_muon(model: nn.Module, setting: Setting, scaling: str = "match_rms_adamw") -> Optimizer:
+    """torch.optim.Muon for hidden matrices, AdamW for the rest."""
+    options = {"momentum": setting.before, "adjust_lr_fn": scaling}
+    return _build_in_lab("muon", model, setting, **options)
 
 
-def build_normuon(model: nn.Module, setting: Setting) -> Any:
+def build_normuon(model: nn.Module, setting: Setting) -> Optimizer:
     """NorMuon for hidden matrices, its AdamW for the rest."""
-    from pytorch_optimizer import NorMuon
-
-    roles = collect_roles(model)
-    hidden = {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay}
-    rest = [{**group, "betas": (0.9, 0.95)} for group in _list_rest(roles, setting)]
-    groups = [{**hidden, "use_muon": True}, *({**group, "use_muon": False} for group in rest)]
-    return NorMuon(groups, lr=setting.lr, momentum=setting.before, update_scale="match_rms")
+    return _build_in_lab("normuon", model, setting, momentum=setting.before)
 
 
-def build_soap(model: nn.Module, setting: Setting) -> "Pair":
+def build_soap(model: nn.Module, setting: Setting) -> Optimizer:
     """SOAP for hidden matrices, AdamW for the rest."""
-    from pytorch_optimizer import SOAP
+    return _build_in_lab("soap", model, setting, betas=(setting.momentum, 0.95))
 
-    roles = collect_roles(model)
-    betas = (setting.momentum, 0.95)
-    hidden: Any = SOAP(roles["hidden"], lr=setting.lr, betas=betas, weight_decay=setting.decay)
-    return Pair([hidden, _build_rest(roles, setting)])
+
+def _build_in_lab(name: str, model: nn.Module, setting: Setting, **options: Any) -> Optimizer:
+    """An arm of the lab on text; UsageError if its package is missing or too old."""
+    given = {"lr": setting.lr, "weight_decay": setting.decay, **_get_rates(setting), **options}
+    arm = Arm(name, tuple(given.items())).on("text:")
+    return build_optimizer(arm, model, steps_per_epoch=1)
 
 
 def build_schedulefree(model: nn.Module, setting: Setting, steps: int) -> Any:
     """Schedule-free AdamW, with its own ramp; its learning rate stays constant after that."""
     from schedulefree import AdamWScheduleFree
 
-    roles = collect_roles(model)
-    hidden = {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay}
     optimizer = AdamWScheduleFree(
-        [hidden, *_list_rest(roles, setting)],
+        _group_by_rate(model, setting),
         lr=setting.lr,
         betas=(setting.momentum, 0.95),
         warmup_steps=max(1, round(RAMP * steps)),
@@ -193,57 +169,16 @@ def build_schedulefree(model: nn.Module, setting: Setting, steps: int) -> Any:
 
 
 def build_adamw(model: nn.Module, setting: Setting) -> AdamW:
-    roles = collect_roles(model)
-    groups: list[dict[str, Any]] = [
-        {"params": roles["hidden"], "lr": setting.lr, "weight_decay": setting.decay},
-        *_list_rest(roles, setting),
-    ]
-    return AdamW(groups, lr=setting.lr, betas=(setting.momentum, 0.95), weight_decay=0.0)
+    betas = (setting.momentum, 0.95)
+    return AdamW(_group_by_rate(model, setting), lr=setting.lr, betas=betas, weight_decay=0.0)
 
 
-def collect_roles(model: nn.Module) -> dict[str, list[Tensor]]:
-    """The parameters of each role."""
-    found: dict[str, list[Tensor]] = {"hidden": [], "embedding": [], "output": [], "vector": []}
-    for group in param_groups(model):
-        found[group["role"]] += [parameter for _, parameter in group["params"]]
-    return found
+def _group_by_rate(model: nn.Module, setting: Setting) -> list[dict[str, Any]]:
+    return group_by_rate(model, setting.lr, setting.decay, _get_rates(setting))
 
 
-def _build_rest(roles: dict[str, list[Tensor]], setting: Setting) -> AdamW:
-    return AdamW(_list_rest(roles, setting), lr=setting.lr, betas=(0.9, 0.95), weight_decay=0.0)
-
-
-def _list_rest(roles: dict[str, list[Tensor]], setting: Setting) -> list[dict[str, Any]]:
-    """Groups of everything but the hidden matrices, for AdamW."""
-    scales = {"embedding": setting.embedding, "output": setting.output, "vector": setting.vector}
-    return [
-        {
-            "params": roles[role],
-            "lr": setting.lr * scale,
-            "weight_decay": setting.decay if role == "output" else 0.0,
-        }
-        for role, scale in scales.items()
-        if roles[role]
-    ]
-
-
-class Pair:
-    """Several optimizers that step together."""
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.optimizers = optimizers
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+def _get_rates(setting: Setting) -> dict[str, float]:
+    return {role: getattr(setting, role) for role in ("embedding", "output", "vector")}
 
 
 CONSTANT = ("schedule-free",)  # arms without a schedule from outside

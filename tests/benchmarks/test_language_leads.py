@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import leads as study
-from benchmarks.language.language_arms import Setting, build_arm, collect_roles, find_lr_factor
+from benchmarks.language.language_arms import Setting, build_arm, find_lr_factor
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.language_variants import (
     MUON,
@@ -23,6 +23,7 @@ from benchmarks.language.language_variants import (
 from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
 from benchmarks.language.leads import Leads, format_leads
 from neumann.lab.models.gpt import ModernGPT, Size
+from neumann.lab.role_rates import collect_roles
 from neumann.optim.preconditioners import Momentum, Spectral
 
 needs_muon = pytest.mark.skipif(

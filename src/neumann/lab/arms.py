@@ -1,29 +1,34 @@
 """The arms of a comparison: an optimizer with options, written as `neumann:lr=0.2,momentum=0.8`.
 
-To add an optimizer, add a line to `RECIPES`. An arm may name any option of the constructor, which
-overrides the recipe's; an unknown one is a UsageError that suggests the nearest names.
+To add an optimizer, add a line to `RECIPES`; if text needs another one by the same name, also to
+`TEXT_RECIPES`. An arm may name any option of the constructor, which overrides the recipe's; an
+unknown one is a UsageError that suggests the nearest names.
 """
 
 import ast
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from neumann.lab.data.dataset import is_text
 from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
 from neumann.lab.lengths import (
     list_length_options,
     parse_length_options,
     resolve_length_options,
 )
+from neumann.lab.matrix_arms import REST_BETAS, build_normuon, join_adamw, join_muon
 from neumann.lab.role_arms import ROLE_OPTIONS, group_by_role
+from neumann.lab.role_rates import RATE_OPTIONS, group_by_rate
 from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, LR, choose_weight_decay
 
@@ -42,10 +47,14 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
     extra: str | None = None  # the extra that installs it; it has the name of the package
+    since: str = "another version"  # the first version of the package that has it
     sharded: bool = True  # whether it supports weights sharded by FSDP2
     by_role: bool = False  # each parameter gets the P, decay and scale of its role
     fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
     inner_loop: bool = False  # a step evaluates its mini-batch several times
+    rates: bool = False  # an arm may name a learning rate for each role, which groups by role
+    # makes the optimizer of groups by role, of a constructor that takes only hidden matrices
+    assemble: Callable[..., Optimizer] | None = None
 
     def load(self) -> Callable[..., Optimizer]:
         try:
@@ -53,12 +62,27 @@ class Recipe:
         except ImportError as error:
             package = self.module.split(".")[0]
             raise missing_package(package, self.extra or "lab", self.attribute) from error
-        constructor: Callable[..., Optimizer] = getattr(module, self.attribute)
-        return constructor
+        found: Callable[..., Optimizer] | None = getattr(module, self.attribute, None)
+        if found is None:
+            package = self.module.split(".")[0]
+            lacks = f"{package} {metadata.version(package)} has no {self.attribute}"
+            raise UsageError(f"{lacks}: it needs {self.since} or newer")
+        return found
+
+    @property
+    def role_options(self) -> tuple[str, ...]:
+        """The options that are about roles."""
+        if self.by_role:
+            return ROLE_OPTIONS
+        return RATE_OPTIONS if self.rates or self.assemble is not None else ()
 
 
 _MOMENTUM = {"momentum": 0.9, "nesterov": True}
 _RMS = {"alpha": 0.9, "momentum": 0.9}
+# What makes no difference to matrices of two dimensions, or is another optimizer.
+_SOAP_FIXED = ("merge_dims", "precondition_1d", "data_format", "maximize", "kwargs")
+_NORMUON_FIXED = ("adamw_lr", "adamw_betas", "adamw_wd", "maximize", "kwargs")
+_PACKAGE: dict[str, Any] = {"extra": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
 _INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
     "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True),
@@ -80,10 +104,40 @@ RECIPES = {
     "muon": Recipe(
         "timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm", sharded=False
     ),
+    "normuon": Recipe(
+        "pytorch_optimizer",
+        "NorMuon",
+        0.02,
+        {"update_scale": "match_rms"},
+        assemble=build_normuon,
+        fixed=(*_NORMUON_FIXED, DECAY_NORMS),
+        **_PACKAGE,
+    ),
+    "soap": Recipe(
+        "pytorch_optimizer",
+        "SOAP",
+        3e-3,
+        assemble=join_adamw,
+        fixed=(*_SOAP_FIXED, DECAY_NORMS),
+        **_PACKAGE,
+    ),
     "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
     "idealized": Recipe("neumann", "IdealizedNeumann", 0.1, fixed=("outer_lr",), **_INNER_LOOP),
     "cg": Recipe(
         "neumann.lab.newton_cg", "TruncatedNewton", 0.3, fixed=(DECAY_NORMS,), **_INNER_LOOP
+    ),
+}
+# On text. Sweeps choose their range before they know the data, so lr is the same as above.
+TEXT_RECIPES = {
+    "muon": Recipe(
+        "torch.optim",
+        "Muon",
+        0.02,
+        {"adjust_lr_fn": "match_rms_adamw"},
+        since="2.9",
+        assemble=join_muon,
+        sharded=False,
+        fixed=(DECAY_NORMS,),
     ),
 }
 # Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
@@ -100,6 +154,7 @@ class Arm:
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
+    text: bool | None = None  # whether it trains on text; None: not known yet
 
     @staticmethod
     def parse(text: str) -> "Arm":
@@ -111,24 +166,38 @@ class Arm:
             require(count == 1, f"{text!r} names {key} twice")
         return Arm(name, options)
 
+    def on(self, data: str) -> "Arm":
+        """The arm on a data set: on text, some names mean another optimizer."""
+        return replace(self, text=is_text(data))
+
     def check(self) -> None:
-        constructor_options = inspect.signature(self.recipe.load()).parameters
-        lengths = list_length_options(constructor_options)
-        known = {DECAY_NORMS, *constructor_options, *lengths}
-        known |= set(ROLE_OPTIONS) if self.recipe.by_role else set()
-        known -= {"params", *self.recipe.fixed}
+        """Refuse unknown options: as long as the data is not known, those of neither kind."""
+        if self.text is None and self.name in TEXT_RECIPES:
+            both = [replace(self, text=text) for text in (False, True)]
+            known = set[str]().union(*(arm._list_options(required=False) for arm in both))
+        else:
+            known = self._list_options()
         for key, _ in self.options:
             if key not in known:
                 raise unknown(f"option of {self.name}", key, sorted(known))
-        if lengths:
+        if list_length_options(known):
             parse_length_options(self, self.options)
+
+    def _list_options(self, required: bool = True) -> set[str]:
+        """What an arm may name. If the optimizer is not required, it may be missing."""
+        recipe = self.recipe
+        known = {DECAY_NORMS, *recipe.role_options}
+        known |= set() if recipe.assemble is None else {REST_BETAS}
+        with contextlib.nullcontext() if required else contextlib.suppress(UsageError):
+            known |= inspect.signature(recipe.load()).parameters.keys()
+        return (known | set(list_length_options(known))) - {"params", *recipe.fixed}
 
     def with_options(self, **options: Any) -> "Arm":
         """Return a copy in which these options replace or extend its own."""
-        return Arm(self.name, tuple({**dict(self.options), **options}.items()))
+        return replace(self, options=tuple({**dict(self.options), **options}.items()))
 
     def without_lr(self) -> "Arm":
-        return Arm(self.name, tuple(pair for pair in self.options if pair[0] != "lr"))
+        return replace(self, options=tuple(pair for pair in self.options if pair[0] != "lr"))
 
     def lr(self, default: float | None = None) -> float:
         """Return the learning rate: the arm's own, else `default`, else the recipe's."""
@@ -137,7 +206,9 @@ class Arm:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe; Neumann with a preconditioner for all parameters has its own."""
+        """The recipe; text and Neumann with a preconditioner for all parameters have their own."""
+        if self.text and self.name in TEXT_RECIPES:
+            return TEXT_RECIPES[self.name]
         chosen = dict(self.options).get("precondition")
         if self.name != "neumann" or chosen is None:
             return RECIPES[self.name]
@@ -185,12 +256,16 @@ def build_optimizer(
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
+        of_roles = {name: options.pop(name) for name in recipe.role_options if name in options}
+        groups: Any
         if recipe.by_role:
-            of_roles = {name: options.pop(name) for name in ROLE_OPTIONS if name in options}
-            groups: Any = group_by_role(model, weight_decay, of_roles)
+            groups = group_by_role(model, weight_decay, of_roles)
+        elif recipe.assemble is not None or of_roles:
+            groups = group_by_rate(model, options["lr"], weight_decay, of_roles)
         else:
             groups = group_parameters(model, weight_decay, decay_norms)
-        optimizer: Any = constructor(groups, **options)
+        build = constructor if recipe.assemble is None else partial(recipe.assemble, constructor)
+        optimizer: Any = build(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{arm}: {shorten(error)}") from error
     if callable(getattr(optimizer, "train", None)):
@@ -215,7 +290,7 @@ def group_parameters(
     return [group for group in groups if group["params"]]
 
 
-@contextmanager
+@contextlib.contextmanager
 def evaluation_mode(optimizer: Any) -> Iterator[None]:
     """Switch the weights to those to evaluate, for optimizers that keep a second set."""
     switches = callable(getattr(optimizer, "eval", None))

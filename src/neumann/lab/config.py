@@ -189,9 +189,9 @@ class TrainConfig(TrainingSettings):
             require(on_gpu, "--sync-bn needs a GPU: torch synchronizes BatchNorm on CUDA only")
             alone = "--spectrum-every measures in a process, which cannot run alone with --sync-bn"
             require(not self.spectrum_every or ranks == 1, alone)
-        arm = Arm.parse(self.opt)
+        arm = Arm.parse(self.opt).on(self.data)
         arm.check()
-        recipe = RECIPES[arm.name]
+        recipe = arm.recipe
         sharded = not self.fsdp or recipe.sharded
         require(sharded, f"--fsdp: {arm.name} does not support sharded weights")
         clips = recipe.inner_loop and self.clip_grad is not None

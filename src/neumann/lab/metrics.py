@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neumann.lab.data.dataset import is_text
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -92,5 +94,5 @@ def choose_metric(settings: Mapping[str, Any]) -> Metric:
 
     Records of text from before `tokens` was a setting keep the accuracy that they were scored by.
     """
-    text = str(settings.get("data", "")).startswith("text:")
+    text = is_text(str(settings.get("data", "")))
     return LOSS if text and "tokens" in settings else ACCURACY

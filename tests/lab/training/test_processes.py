@@ -75,6 +75,14 @@ def test_inner_loops_of_two_processes_see_the_whole_batch(two, tmp_path, opt):
     assert furthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-3
 
 
+@pytest.mark.parametrize("opt", ["normuon", "soap"])
+def test_two_processes_train_hidden_matrices_and_the_rest_as_one(two, tmp_path, opt):
+    changes = {"opt": opt, "lr": 1e-3, "epochs": 1}
+    train(DIGITS, tmp_path / "one", **changes)
+    two.run(train, DIGITS, tmp_path / "two", **changes)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+
+
 @pytest.mark.parametrize("opt", ["sgd", "adamw", "schedulefree", "lamb"])
 def test_sharded_weights_train_with_other_optimizers(two, tmp_path, opt):
     changes = {"opt": opt, "lr": 1e-3, "epochs": 1}
@@ -210,8 +218,9 @@ def test_refused(tmp_path):
         train(IMAGES, tmp_path / "x", bn_batch=48)
     with pytest.raises(UsageError, match="--sync-bn needs a GPU"):
         TrainConfig(sync_bn=True, device="cpu").resolve()
-    with pytest.raises(UsageError, match="muon does not support sharded weights"):
-        TrainConfig(opt="muon", fsdp=True).resolve()
+    for opt in ("muon", "normuon", "soap"):
+        with pytest.raises(UsageError, match=f"{opt} does not support sharded weights"):
+            TrainConfig(opt=opt, fsdp=True).resolve()
     with pytest.raises(UsageError, match="exclude each other"):
         TrainConfig(sync_bn=True, bn_batch=8).resolve()
     with pytest.raises(UsageError, match="--cuda-graph on needs a GPU"):

@@ -103,14 +103,17 @@ def test_a_target_below_the_loss_is_not_reached(text, tmp_path):
     assert summary.steps_to_target is None
 
 
-def test_a_run_resumes_with_the_same_bits(text, tmp_path):
+@pytest.mark.parametrize("opt", ["adamw", "muon", "normuon", "soap"])
+def test_a_run_resumes_with_the_same_bits(text, tmp_path, opt):
+    if opt == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon before 2.9")
     folder = tmp_path / "run"
-    whole = Training(configure(text), Process()).run(folder)
+    whole = Training(configure(text, opt=opt, clip_grad=1.0), Process()).run(folder)
     (folder / "summary.json").unlink()
     checkpoints = Checkpoints(folder / "checkpoints")
     for file in (folder / "checkpoints").glob(f"*{checkpoints.list_steps()[-1]}*"):
         file.unlink()
-    training = Training(configure(text, resume="auto"), Process())
+    training = Training(configure(text, opt=opt, clip_grad=1.0, resume="auto"), Process())
     again = training.run(folder)
     seconds = {"seconds": 0.0, "compile_seconds": 0.0}
     assert dataclasses.replace(again, **seconds) == dataclasses.replace(whole, **seconds)

@@ -16,6 +16,11 @@ MicroBatch = tuple[Tensor, Tensor]  # inputs and labels, on the device
 CPU = torch.device("cpu")
 
 
+def is_text(name: str) -> bool:
+    """Whether `--data` names a text."""
+    return name.startswith("text:")
+
+
 @dataclass(frozen=True)
 class Request:
     """What the user asked for. A loader uses what makes sense for its data set."""

@@ -90,7 +90,7 @@ class Training:
         self.network = wrap_model(model, config, process, at_once)
         self.model = self.network.model
         self.optimizer = build_optimizer(
-            Arm.parse(config.opt),
+            Arm.parse(config.opt).on(config.data),
             self.model,
             lr=config.lr,
             weight_decay=config.weight_decay,

@@ -113,12 +113,14 @@ def check_optimizer(found: LoadedCheckpoint, optimizer: Optimizer) -> None:
             is_tensor, expected = isinstance(value, Tensor), own.get(key)
             if key in own and is_tensor != isinstance(expected, Tensor):
                 raise TypeError(f"{key} of parameter {index} is a {type(value).__name__}")
-            shapes = [parameters[index].shape, torch.Size(), torch.Size([1])]
+            shape = parameters[index].shape
+            per_row = torch.Size([*shape[:1], 1])  # of NorMuon
+            shapes = [shape, torch.Size(), torch.Size([1]), per_row]
             if isinstance(expected, Tensor):
                 shapes = [expected.shape]
             if is_tensor and value.shape not in shapes:
                 raise ValueError(f"{key} of parameter {index} has the shape {tuple(value.shape)}")
-            if not is_tensor and not isinstance(value, SIMPLE):
+            if not is_tensor and not isinstance(value, SIMPLE) and not _is_per_side(value, shape):
                 raise TypeError(f"{key} of parameter {index} is a {type(value).__name__}")
 
 
@@ -154,6 +156,16 @@ def explain_misfit(found: LoadedCheckpoint) -> Iterator[None]:
     except _LOADING_ERRORS as error:
         detail = f"{type(error).__name__}: {shorten(error)}"
         raise CheckpointError(f"{found.path} does not fit this run ({detail}); {REMOVE}") from error
+
+
+def _is_per_side(value: Any, shape: torch.Size) -> bool:
+    """Whether it is a square matrix for each side of a parameter, or [] for a long one: SOAP's."""
+    if type(value) is not list or len(value) != len(shape):
+        return False
+    return all(
+        each.shape == (side, side) if isinstance(each, Tensor) else each == []
+        for each, side in zip(value, shape, strict=True)
+    )
 
 
 def _show(value: Any) -> Any:

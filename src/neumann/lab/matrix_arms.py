@@ -1,0 +1,96 @@
+"""Optimizers for hidden matrices only, with AdamW for the rest of the network.
+
+Each function gets the optimizer's constructor, the groups of `role_rates` and its options.
+`rest_betas` are the momenta of AdamW.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import AdamW, Optimizer
+
+from neumann.lab.joined_optimizer import JoinedOptimizer
+from neumann.optim.roles import HIDDEN
+from neumann.validation import is_number, require
+
+Groups = list[dict[str, Any]]
+Constructor = Callable[..., Optimizer]
+REST_BETAS = "rest_betas"
+USUAL_BETAS = (0.9, 0.95)
+BY_NORM = "norm"
+
+
+def join_muon(
+    constructor: Constructor, groups: Groups, *, adjust_lr_fn: str | None = None, **options: Any
+) -> Optimizer:
+    """torch.optim.Muon and AdamW.
+
+    `adjust_lr_fn` is torch's, or "norm": all steps change the outputs of a layer by the same
+    amount, whatever its shape.
+    """
+    if adjust_lr_fn == BY_NORM:
+        groups = [part for group in groups for part in _scale_by_norm(group)]
+        adjust_lr_fn = "original"
+    return join_adamw(constructor, groups, adjust_lr_fn=adjust_lr_fn, **options)
+
+
+def join_adamw(
+    constructor: Constructor,
+    groups: Groups,
+    *,
+    lr: float,
+    rest_betas: Sequence[float] = USUAL_BETAS,
+    **options: Any,
+) -> Optimizer:
+    """The optimizer for hidden matrices, and AdamW."""
+    betas = _check_betas(rest_betas)
+    hidden, rest = _split(groups)
+    parts = [constructor(hidden, lr=lr, **options)]
+    if rest:
+        parts.append(AdamW(rest, lr=lr, betas=betas, weight_decay=0.0))
+    return JoinedOptimizer(parts)
+
+
+def build_normuon(
+    constructor: Constructor,
+    groups: Groups,
+    *,
+    rest_betas: Sequence[float] = USUAL_BETAS,
+    **options: Any,
+) -> Optimizer:
+    """NorMuon, which has an AdamW of its own."""
+    betas = _check_betas(rest_betas)
+    hidden, rest = _split(groups)
+    marked = [
+        *({**group, "use_muon": True} for group in hidden),
+        *({**group, "use_muon": False, "betas": betas} for group in rest),
+    ]
+    return constructor(marked, **options)
+
+
+def _split(groups: Groups) -> tuple[Groups, Groups]:
+    """The groups of hidden matrices, and the others."""
+    hidden = [group for group in groups if group["role"] == HIDDEN]
+    if not hidden:
+        raise ValueError("the model has no hidden matrices: choose an optimizer such as adamw")
+    return hidden, [group for group in groups if group["role"] != HIDDEN]
+
+
+def _check_betas(betas: Any) -> tuple[float, float]:
+    pair = isinstance(betas, Sequence) and len(betas) == 2
+    good = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
+    require(good, REST_BETAS, betas, "two numbers in [0, 1), as in rest_betas=(0.9,0.95)")
+    return betas[0], betas[1]
+
+
+def _scale_by_norm(group: dict[str, Any]) -> Groups:
+    """Divide hidden matrices by shape. torch's "original" rate has √max(1, out/in)."""
+    if group["role"] != HIDDEN:
+        return [group]
+    by_factor: dict[float, list[Any]] = {}
+    for p in group["params"]:
+        by_factor.setdefault(min(1.0, p.shape[0] / p.shape[1]) ** 0.5, []).append(p)
+    return [
+        {**group, "params": params, "lr": group["lr"] * factor}
+        for factor, params in by_factor.items()
+    ]
