@@ -1,9 +1,12 @@
 """A search over several coordinates: one after another moves to its best value on a grid.
 
-It ends when no coordinate moves any more. A coordinate may end at the edge of its grid.
+It ends when no coordinate moves any more; a coordinate may end at the edge of its grid. With a
+limit it goes on until the limit is used up, so that searches with few and with many coordinates
+have the same number of points.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Point = Mapping[str, float]  # the value of each coordinate
 Grids = Mapping[str, Sequence[float]]
@@ -27,7 +30,8 @@ def search_coordinates(
         order: which coordinates move, and in which order.
         announce: called with every candidate before their losses are asked for, so that several
             processes can share them out.
-        limit: end after this many points, with the best of them.
+        limit: end after exactly this many points, with the best of them. If no coordinate moves
+            before that, points further away are tried.
     """
     known: dict[Key, float] = {}
     begun: set[Key] = set()
@@ -48,17 +52,42 @@ def search_coordinates(
         return known[key]
 
     point = start
+    names = [name for name in order if name in start]
     try:
         while True:
             before = point
-            for name in order:
-                if name in point:
-                    point = _move(find_loss, point, name, grids[name], begin)
-            if point == before:
+            for name in names:
+                point = _move(find_loss, point, name, grids[name], begin)
+            if point == before and limit is None:
                 return point
+            if point == before:
+                further = list(_list_further(point, grids, names))
+                for candidate in further:
+                    begin(candidate)
+                point = min((point, *further), key=find_loss)  # raises once the limit is reached
+                if point == before:
+                    return point
     except _LimitReachedError:
         best, _ = min(known.items(), key=lambda item: item[1])
         return dict(best)
+
+
+def _list_further(point: Point, grids: Grids, names: Sequence[str]) -> Iterator[Point]:
+    """Points two steps away along a coordinate, then those one step away along two of them."""
+
+    def step(start: Point, name: str, by: int) -> Iterator[Point]:
+        grid = grids[name]
+        index = list(grid).index(start[name]) + by
+        if 0 <= index < len(grid):
+            yield {**start, name: grid[index]}
+
+    for name, by in itertools.product(names, (-2, 2)):
+        yield from step(point, name, by)
+    for (first, second), a, b in itertools.product(
+        itertools.combinations(names, 2), (-1, 1), (-1, 1)
+    ):
+        for moved in step(point, first, a):
+            yield from step(moved, second, b)
 
 
 class _LimitReachedError(Exception):

@@ -22,7 +22,7 @@ OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
-RUNS = 24  # of a search
+RUNS = 20  # of a search, whatever its number of coordinates
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
 
