@@ -222,7 +222,28 @@ def test_options_of_roles():
         ("neumann-spectral:output=0", "output must be a finite number above 0, got 0"),
         ("neumann-spectral:output=true", "output must be a finite number above 0, got True"),
         ("neumann-spectral:before=2", r"before must be in \[0, 1\), got 2"),
-        ("neumann:output=2", "unknown option of neumann 'output'"),
+        ("sgd:output=2", "unknown option of sgd 'output'"),
     ):
         with pytest.raises(UsageError, match=message):
             build_optimizer(Arm.parse(text), model(), steps_per_epoch=2)
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["adamw:", "schedulefree:", "neumann:", "neumann-diagonal:", "neumann:precondition=spectral,"],
+)
+def test_a_rate_for_each_role(start):
+    """Naming one groups by role, and weight decay acts on hidden matrices and the output layer."""
+    arm = Arm.parse(f"{start}lr=0.5,rest_lr=0.25,output=4,vector=2")
+    optimizer = build_optimizer(arm, model(), steps_per_epoch=1, weight_decay=0.25)
+    found = {g["role"]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups}
+    assert found == {"hidden": (0.5, 0.25), "output": (1.0, 0.25), "vector": (0.5, 0.0)}
+    plain = build_optimizer(Arm.parse(f"{start}lr=0.5"), model(), steps_per_epoch=1)
+    assert all("role" not in group for group in plain.param_groups)
+    for wrong, message in (
+        ("output=0", "output must be a finite number above 0, got 0"),
+        ("output=2,decay_norms=true", "decay_norms and output exclude each other"),
+    ):
+        arm = Arm.parse(start + wrong)
+        with pytest.raises(UsageError, match=message):
+            build_optimizer(arm, model(), steps_per_epoch=1)

@@ -85,18 +85,23 @@ _NORMUON_FIXED = ("adamw_lr", "adamw_betas", "adamw_wd", "maximize", "kwargs")
 _PACKAGE: dict[str, Any] = {"extra": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
 _INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
-    "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True),
+    "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True, rates=True),
     "neumann-spectral": Recipe(
         "neumann", "Neumann", LR, by_role=True, fixed=("precondition", DECAY_NORMS)
     ),
     "neumann-diagonal": Recipe(
-        "neumann", "Neumann", 2.5e-3, {"precondition": "diagonal"}, fixed=("precondition",)
+        "neumann",
+        "Neumann",
+        2.5e-3,
+        {"precondition": "diagonal"},
+        fixed=("precondition",),
+        rates=True,
     ),
     "sgd": Recipe("torch.optim", "SGD", 0.2, _MOMENTUM, decay_norms=True),
     "rmsprop": Recipe("torch.optim", "RMSprop", 1e-3, _RMS),
     "rmsproptf": Recipe("timm.optim", "RMSpropTF", 0.01, {**_RMS, "eps": 1.0}, extra="timm"),
     "adam": Recipe("torch.optim", "Adam", 1e-3),
-    "adamw": Recipe("torch.optim", "AdamW", 2e-3),
+    "adamw": Recipe("torch.optim", "AdamW", 2e-3, rates=True),
     "nadam": Recipe("torch.optim", "NAdam", 1e-3),
     "nadamw": Recipe("torch.optim", "NAdam", 2e-3, {"decoupled_weight_decay": True}),
     "lars": Recipe("timm.optim", "Lars", 1.0, _MOMENTUM, extra="timm"),
@@ -121,7 +126,9 @@ RECIPES = {
         fixed=(*_SOAP_FIXED, DECAY_NORMS),
         **_PACKAGE,
     ),
-    "schedulefree": Recipe("schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree"),
+    "schedulefree": Recipe(
+        "schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree", rates=True
+    ),
     "idealized": Recipe("neumann", "IdealizedNeumann", 0.1, fixed=("outer_lr",), **_INNER_LOOP),
     "cg": Recipe(
         "neumann.lab.newton_cg", "TruncatedNewton", 0.3, fixed=(DECAY_NORMS,), **_INNER_LOOP
@@ -143,8 +150,8 @@ TEXT_RECIPES = {
 # Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
 # decay spares biases and norms, as for AdamW. 0.03 is where the contest's search for lr started.
 PRECONDITIONED = {
-    "diagonal": Recipe("neumann", "Neumann", 2.5e-3),
-    "spectral": Recipe("neumann", "Neumann", 0.03),
+    "diagonal": Recipe("neumann", "Neumann", 2.5e-3, rates=True),
+    "spectral": Recipe("neumann", "Neumann", 0.03, rates=True),
 }
 
 
@@ -261,6 +268,8 @@ def build_optimizer(
         if recipe.by_role:
             groups = group_by_role(model, weight_decay, of_roles)
         elif recipe.assemble is not None or of_roles:
+            both = f"{DECAY_NORMS} and {', '.join(of_roles)} exclude each other"
+            require(DECAY_NORMS not in dict(arm.options), both)
             groups = group_by_rate(model, options["lr"], weight_decay, of_roles)
         else:
             groups = group_parameters(model, weight_decay, decay_norms)
