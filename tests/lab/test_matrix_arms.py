@@ -13,11 +13,10 @@ from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.role_rates import collect_roles
 
 TEXT, IMAGES = "text:pages.txt", "cifar10"
-NAMES = ["muon", "normuon", "soap"]
 needs_muon = pytest.mark.skipif(
     not hasattr(torch.optim, "Muon"), reason="torch has no Muon before 2.9"
 )
-NAMES_HERE = [pytest.param("muon", marks=needs_muon), "normuon", "soap"]
+NAMES = [pytest.param("muon", marks=needs_muon), "normuon", "soap"]
 
 
 def make_model():
@@ -37,7 +36,7 @@ def find_option(optimizer, model, key):
     return {role: {of[p] for p in parameters} for role, parameters in roles if parameters}
 
 
-@pytest.mark.parametrize("name", NAMES_HERE)
+@pytest.mark.parametrize("name", NAMES)
 def test_roles_have_their_rates_and_decay(name):
     model = make_model()
     optimizer = build(f"{name}:lr=0.5,embedding=2,output=4", model, weight_decay=0.25)
@@ -54,7 +53,7 @@ def test_roles_have_their_rates_and_decay(name):
     assert (rates["embedding"], rates["output"]) == ({0.1}, {0.2})
 
 
-@pytest.mark.parametrize("name", NAMES_HERE)
+@pytest.mark.parametrize("name", NAMES)
 def test_only_hidden_matrices_are_preconditioned(name):
     model = make_model()
     optimizer = build(name, model)
@@ -121,7 +120,7 @@ def test_a_missing_package(name, monkeypatch):
         ("params=1", "unknown option of {} 'params'"),
     ],
 )
-@pytest.mark.parametrize("name", NAMES_HERE)
+@pytest.mark.parametrize("name", NAMES)
 def test_mistakes_are_one_line(name, options, message):
     with pytest.raises(UsageError) as caught:
         build(f"{name}:{options}")
