@@ -15,7 +15,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
 	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
-	@echo "make test         ruff, mypy --strict and all tests (about 7 minutes on 2 cores)"
+	@echo "make test         ruff, mypy --strict and all tests (about 10 minutes on 2 cores)"
 	@echo "make soak         try to break it, for SECONDS=3600: kills, damaged files, interrupts, random runs"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make wheel        build the wheel and import it in an empty environment"
