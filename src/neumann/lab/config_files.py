@@ -46,14 +46,19 @@ def list_code(settings: Any) -> list[str]:
     return [code for code in [*found, getattr(settings, "entry", None)] if code is not None]
 
 
+def read_toml(path: Path, flag: str = "") -> dict[str, Any]:
+    """Read a TOML file; `flag` comes before its name in errors."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{flag}{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag}{path} is not TOML: {error}") from error
+
+
 def load_settings(path: Path, kind: type[_Kind]) -> _Kind:
     """Read settings of this kind from a TOML file of flags, with - or _ in their names."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not TOML: {error}") from error
+    values = read_toml(path, "--config ")
     return parse_settings({key.replace("-", "_"): value for key, value in values.items()}, kind)
 
 

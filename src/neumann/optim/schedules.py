@@ -263,14 +263,7 @@ class LinearDecay(_FallingToZero):
 class CosineDecay(_FallingToZero):
     """A learning rate that falls on half a cosine to 0 at `total_steps`.
 
-    Args:
-        optimizer: its learning rate is the peak, unless `scale` is given.
-        total_steps: optimizer steps of the whole run, the ramp included.
-        scale: the peak as a multiple of the optimizer's learning rate; None is 1.
-        ramp_steps: the learning rate rises over this many steps first.
-        ramp_from: "zero", or "base", which needs `scale`, for a ramp from the optimizer's
-            learning rate.
-        last_epoch: as in torch, the step to continue after.
+    The arguments are those of `LinearDecay`.
     """
 
     def factor_after_ramp(self, steps: int) -> float:

@@ -35,7 +35,6 @@ Everything else is a UsageError of one line, which suggests the nearest name.
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from typing import Any, Literal
 
 from neumann.lab.arms import Arm
 from neumann.lab.config import Settings, TrainConfig, TrainingSettings
+from neumann.lab.config_files import read_toml
 from neumann.lab.contenders import OWN, compose, parse_setting
 from neumann.lab.errors import UsageError, require, unknown
 from neumann.lab.storage.field_types import find_wrong_field
@@ -90,12 +90,7 @@ def read_study_toml(
     seconds: float | None = None,
 ) -> Study:
     """Read a study, with SETTING=VALUE `changes` in place of what the file says about a setting."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
+    content = read_toml(path)
     changed = dict(_parse_change(text) for text in changes)
     try:
         return _make_study(content, folder, changed, {"jobs": jobs, "seconds": seconds})
