@@ -18,8 +18,8 @@ from benchmarks.common.markdown import format_table
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
 from benchmarks.contest.tuning import count_search_epochs
-from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
+from neumann.lab.optimizers.arms import Arm
 
 FACTORS = (1.0, 0.2, 0.05)
 SETTINGS = (

@@ -24,8 +24,8 @@ from benchmarks.common.markdown import format_cell, format_difference, format_ta
 from benchmarks.contest.entrants import RESULTS, ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.stages import Contest, ContestOptions
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
-from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
+from neumann.lab.optimizers.arms import Arm
 from neumann.lab.storage.run_files import Summary
 from neumann.lab.studies.statistics import paired_difference, select_common_seeds
 from neumann.lab.training.loop import Training

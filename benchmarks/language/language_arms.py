@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from neumann import Neumann, param_groups
-from neumann.lab.arms import Arm, build_optimizer
-from neumann.lab.role_rates import collect_roles, group_by_rate
+from neumann.lab.optimizers.arms import Arm, build_optimizer
+from neumann.lab.optimizers.role_rates import collect_roles, group_by_rate
 from neumann.optim.groups import DEFAULTS, RoleOptions
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
 from neumann.optim.schedules import lr_factor

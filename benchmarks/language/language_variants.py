@@ -21,7 +21,7 @@ from benchmarks.language.language_arms import (
     find_lr_factor,
 )
 from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
-from neumann.lab.role_rates import collect_roles
+from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.modes import compute_evaluation
 from neumann.optim.preconditioners import Momentum, Preconditioner
 from neumann.optim.preconditioners.memory import stages_of

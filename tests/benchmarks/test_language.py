@@ -21,7 +21,7 @@ from benchmarks.language.language_arms import ARMS, Setting, build_arm
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
-from neumann.lab.role_rates import collect_roles
+from neumann.lab.optimizers.role_rates import collect_roles
 from tests.support.texts import make_documents, write_documents
 
 

@@ -23,7 +23,7 @@ from benchmarks.language.language_variants import (
 from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
 from benchmarks.language.leads import Leads, format_leads
 from neumann.lab.models.gpt import ModernGPT, Size
-from neumann.lab.role_rates import collect_roles
+from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.preconditioners import Momentum, Spectral
 
 needs_muon = pytest.mark.skipif(

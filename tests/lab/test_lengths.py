@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
-from neumann.lab.arms import Arm, build_optimizer
 from neumann.lab.errors import UsageError
 from neumann.lab.lengths import Length
+from neumann.lab.optimizers.arms import Arm, build_optimizer
 
 TOTAL, EPOCH = 1000, 20
 

@@ -5,9 +5,9 @@ import math
 from functools import cache
 from pathlib import Path
 
-from neumann.lab.arms import Arm
 from neumann.lab.config import TrainConfig
 from neumann.lab.contenders import get_name
+from neumann.lab.optimizers.arms import Arm
 from neumann.lab.storage import strict_json
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.training.records import Records

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from neumann.lab.arms import RECIPES, Arm
 from neumann.lab.data.load import DATASETS
 from neumann.lab.data.tokens import Tokens
 from neumann.lab.errors import UsageError, missing_package, require
@@ -22,6 +21,7 @@ from neumann.lab.lengths import Length
 from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import Metric, choose_metric
 from neumann.lab.models.build import FORMS, MODELS
+from neumann.lab.optimizers.arms import RECIPES, Arm
 
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neumann.lab.arms import WORDS, Arm
 from neumann.lab.config import TrainConfig, flag_name
 from neumann.lab.errors import UsageError, require, unknown
+from neumann.lab.optimizers.arms import WORDS, Arm
 from neumann.lab.storage.field_types import find_wrong_field
 
 # What arms are compared on, and where the records go. lr is an option of the optimizer.

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from neumann.lab.arms import Arm
 from neumann.lab.commands.demo import ARMS, DemoConfig
 from neumann.lab.commands.main import main
+from neumann.lab.optimizers.arms import Arm
 from neumann.lab.studies.lr_sweep import make_grid
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from torch import distributed
 
-from neumann.lab.arms import evaluation_mode
 from neumann.lab.commands import progress
 from neumann.lab.commands.main import main
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
+from neumann.lab.optimizers.arms import evaluation_mode
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.reading import read_metrics
 from neumann.lab.studies.settings import SpectrumConfig

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from neumann.lab.arms import Arm
 from neumann.lab.errors import UsageError
+from neumann.lab.optimizers.arms import Arm
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.study_toml import read_study_toml
 

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from torch import distributed, nn
 
-from neumann.lab.arms import Arm, build_optimizer
 from neumann.lab.commands import progress
 from neumann.lab.commands.main import main
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import load
 from neumann.lab.errors import UsageError
+from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.storage.reading import read_metrics, read_summary
 from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.training.checkpoints import Checkpoints

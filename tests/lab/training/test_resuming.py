@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from neumann.lab.arms import Arm, build_optimizer
+from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.training.checkpoints import LoadedCheckpoint
 from neumann.lab.training.resuming import check_optimizer
 

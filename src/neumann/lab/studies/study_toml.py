@@ -40,11 +40,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from neumann.lab.arms import Arm
 from neumann.lab.config import Settings, TrainConfig, TrainingSettings
 from neumann.lab.config_files import read_toml
 from neumann.lab.contenders import OWN, compose, parse_setting
 from neumann.lab.errors import UsageError, require, unknown
+from neumann.lab.optimizers.arms import Arm
 from neumann.lab.storage.field_types import find_wrong_field
 from neumann.lab.storage.folders import make_folder_name
 from neumann.lab.studies.engine import Point, Study

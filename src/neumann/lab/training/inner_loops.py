@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from neumann.lab.errors import UsageError, shorten
-from neumann.lab.newton_cg import CURVATURES, TruncatedNewton
+from neumann.lab.optimizers.newton_cg import CURVATURES, TruncatedNewton
 from neumann.lab.training.batchnorm_layers import get_statistics, set_statistics
 from neumann.lab.training.gradients import (
     CapturedGradientComputer,

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from neumann.lab.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.data.plan import derive_seed
@@ -28,6 +27,7 @@ from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import choose_metric
 from neumann.lab.models import build as build_model
 from neumann.lab.models import classification_loss
+from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.reading import METRICS
 from neumann.lab.storage.run_files import (

@@ -26,9 +26,9 @@ from neumann.lab.lengths import (
     parse_length_options,
     resolve_length_options,
 )
-from neumann.lab.matrix_arms import REST_BETAS, build_normuon, join_adamw, join_muon
-from neumann.lab.role_arms import ROLE_OPTIONS, group_by_role
-from neumann.lab.role_rates import RATE_OPTIONS, group_by_rate
+from neumann.lab.optimizers.matrix_arms import REST_BETAS, build_normuon, join_adamw, join_muon
+from neumann.lab.optimizers.role_arms import ROLE_OPTIONS, group_by_role
+from neumann.lab.optimizers.role_rates import RATE_OPTIONS, group_by_rate
 from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, LR, choose_weight_decay
 
@@ -131,7 +131,11 @@ RECIPES = {
     ),
     "idealized": Recipe("neumann", "IdealizedNeumann", 0.1, fixed=("outer_lr",), **_INNER_LOOP),
     "cg": Recipe(
-        "neumann.lab.newton_cg", "TruncatedNewton", 0.3, fixed=(DECAY_NORMS,), **_INNER_LOOP
+        "neumann.lab.optimizers.newton_cg",
+        "TruncatedNewton",
+        0.3,
+        fixed=(DECAY_NORMS,),
+        **_INNER_LOOP,
     ),
 }
 # On text. Sweeps choose their range before they know the data, so lr is the same as above.

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neumann.lab.newton_cg import CURVATURES, TruncatedNewton
+from neumann.lab.optimizers.newton_cg import CURVATURES, TruncatedNewton
 
 
 @pytest.mark.parametrize("curvature", CURVATURES)

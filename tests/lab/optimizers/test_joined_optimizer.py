@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from neumann.lab.joined_optimizer import JoinedOptimizer
+from neumann.lab.optimizers.joined_optimizer import JoinedOptimizer
 
 
 def make():

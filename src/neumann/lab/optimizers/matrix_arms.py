@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import AdamW, Optimizer
 
-from neumann.lab.joined_optimizer import JoinedOptimizer
+from neumann.lab.optimizers.joined_optimizer import JoinedOptimizer
 from neumann.optim.roles import HIDDEN
 from neumann.validation import is_number, require
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from neumann.lab.arms import Arm, build_optimizer
 from neumann.lab.errors import UsageError
 from neumann.lab.models.gpt import ModernGPT, Size
-from neumann.lab.role_rates import collect_roles
+from neumann.lab.optimizers.arms import Arm, build_optimizer
+from neumann.lab.optimizers.role_rates import collect_roles
 
 TEXT, IMAGES = "text:pages.txt", "cifar10"
 needs_muon = pytest.mark.skipif(
