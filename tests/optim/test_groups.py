@@ -103,7 +103,7 @@ def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
         return next(g["precondition"] for g in groups if g["role"] == "output")
 
     assert find().name == p
-    assert find().scale == (12.0 if p == "spectral" else 45.0 / 8)
+    assert find().scale == (24.0 if p == "spectral" else 45.0 / 8)
     given = {"output": RoleOptions("spectral", decay=True)}
     assert find(options=given).name == "spectral"
     twice = {"output": DEFAULTS["output"].scaled_by(2.0)}
@@ -118,11 +118,11 @@ def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
         return next(g["precondition"].scale for g in groups if g["role"] == "output")
 
     head = nn.Sequential(nn.Dropout(), nn.Linear(8, 4))
-    assert find(head) == 12.0
+    assert find(head) == 24.0
     assert find(nn.LayerNorm(8), nn.Identity(), head) == 3.0
     assert find(nn.RMSNorm(8, elementwise_affine=False), head) == 3.0
-    assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 12.0
-    assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 12.0
+    assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 24.0
+    assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 24.0
 
 
 def test_hidden_matrices_of_deep_networks_take_smaller_steps():
@@ -311,3 +311,20 @@ def test_a_misspelled_option(key, near):
 def test_the_phase_before_the_first_step():
     assert "step=0, phase='reset', t=0" in repr(Neumann(vectors(), 0.1, precondition="spectral"))
     assert "step=0, phase='warm-up'" in repr(Neumann(vectors(), 0.1, warmup_steps=2, reset_steps=0))
+
+
+def test_vectors_of_a_batch_norm_take_larger_steps():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Flatten()
+    )
+    model += nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    groups = [group for group in param_groups(model) if group["role"] == "vector"]
+    scales = {name: group["precondition"].scale for group in groups for name, _ in group["params"]}
+    usual = scales["0.bias"]
+    assert {name for name in scales if scales[name] != usual} == {
+        "1.weight",
+        "1.bias",
+        "3.weight",
+        "3.bias",
+    }
+    assert scales["1.bias"] == pytest.approx(3 * usual)

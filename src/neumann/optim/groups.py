@@ -40,7 +40,9 @@ class RoleOptions:
     depth: int | None = (
         None  # hidden matrices at which the scale holds; it is smaller in deeper nets
     )
-    normalized: float = 1.0  # multiplies the scale of an output layer right after a layer norm
+    # multiplies the scale of an output layer right after a layer norm, and of a vector that belongs
+    # to a batch or group norm
+    normalized: float = 1.0
     vocabulary: "RoleOptions | None" = None  # for an output layer over tokens, if not these
 
     def __post_init__(self) -> None:
@@ -83,7 +85,8 @@ class RoleOptions:
 
 # One learning rate for all roles, widths and depths. A step changes the outputs of a hidden layer
 # by the same amount whatever its shape; by less in a deep network, where the changes of many layers
-# add up. It changes each element of an embedding or a vector by the same amount.
+# add up. It changes each element of an embedding or a vector by the same amount; by more in a batch
+# norm, where the vectors alone decide how large activations are.
 # An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
 # inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
 # token; there each element takes steps of its own size, and the scores change by the same amount
@@ -98,11 +101,11 @@ DEFAULTS: Mapping[str, RoleOptions] = {
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
-        scale=12.0,
-        normalized=0.25,
+        scale=24.0,
+        normalized=0.125,
         vocabulary=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
     ),
-    VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05),
+    VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05, normalized=3.0),
 }
 
 

@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
-from neumann.optim.roles import HIDDEN, find_roles
+from neumann.optim.roles import BATCH_NORMS, HIDDEN, find_roles
 from neumann.optim.schedules import LinearDecay
 from neumann.validation import is_count, is_number, require
 
@@ -105,7 +104,7 @@ def choose_weight_decay(
     good = lr.numel() == 1 if isinstance(lr, Tensor) else is_number(lr) and lr >= 0
     require(good, "lr", lr, "a finite number of at least 0")
     hidden = sum(assignment.role == HIDDEN for assignment in find_roles(model, roles))
-    norms = sum(isinstance(module, (_NormBase, nn.GroupNorm)) for module in model.modules())
+    norms = sum(isinstance(module, BATCH_NORMS) for module in model.modules())
     forgetting = FORGETTING_NORMALIZED if norms and 2 * norms >= hidden else FORGETTING
     rate = float(lr)
     return min(forgetting / steps, LARGEST_DECAY) / rate if rate > 0 else 0.0

@@ -7,6 +7,7 @@ views     where the matrices of a parameter are: fused projections, experts, gro
 """
 
 from neumann.optim.roles.find import (
+    BATCH_NORMS,
     EMBEDDING,
     FROZEN,
     HIDDEN,
@@ -18,6 +19,7 @@ from neumann.optim.roles.find import (
 )
 
 __all__ = [
+    "BATCH_NORMS",
     "EMBEDDING",
     "FROZEN",
     "HIDDEN",

@@ -25,7 +25,8 @@ ROLES = (HIDDEN, EMBEDDING, OUTPUT, VECTOR)
 FROZEN = "frozen"  # no role: left out, and listed
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+BATCH_NORMS = (_NormBase, nn.GroupNorm)  # after them, the size of a weight has no effect
+_NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.RMSNorm)
 
 # The weight of a layer: as it is, under weight_norm, and under spectral_norm or pruning.
 _WEIGHTS = ("weight", "weight_v", "weight_orig")
@@ -48,7 +49,8 @@ class Assignment:
     parameter: Tensor
     role: str
     view: MatrixView = WHOLE
-    normalized: bool = False  # an output layer right after a layer norm
+    # an output layer right after a layer norm, or a vector of a batch or group norm
+    normalized: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def find_roles(
                     "no matrix; make it a vector, or let the pattern match weights alone"
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)
-        normalized = role == OUTPUT and follows_layer_norm(own.places[0][0], places, outputs)
+        place = own.places[0][0]
+        normalized = (role == OUTPUT and follows_layer_norm(place, places, outputs)) or (
+            role == VECTOR and isinstance(place.module, BATCH_NORMS)
+        )
         found.append(Assignment(own.name, own.parameter, role, view, normalized))
     return found
 
