@@ -103,7 +103,7 @@ def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
         return next(g["precondition"] for g in groups if g["role"] == "output")
 
     assert find().name == p
-    assert find().scale == (24.0 if p == "spectral" else 45.0 / 8)
+    assert find().scale == (12.0 if p == "spectral" else 45.0 / 8)
     given = {"output": RoleOptions("spectral", decay=True)}
     assert find(options=given).name == "spectral"
     twice = {"output": DEFAULTS["output"].scaled_by(2.0)}
@@ -118,11 +118,11 @@ def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
         return next(g["precondition"].scale for g in groups if g["role"] == "output")
 
     head = nn.Sequential(nn.Dropout(), nn.Linear(8, 4))
-    assert find(head) == 24.0
+    assert find(head) == 12.0
     assert find(nn.LayerNorm(8), nn.Identity(), head) == 3.0
     assert find(nn.RMSNorm(8, elementwise_affine=False), head) == 3.0
-    assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 24.0
-    assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 24.0
+    assert find(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), head) == 12.0
+    assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 12.0
 
 
 def test_hidden_matrices_of_deep_networks_take_smaller_steps():

@@ -101,8 +101,8 @@ DEFAULTS: Mapping[str, RoleOptions] = {
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
-        scale=24.0,
-        normalized=0.125,
+        scale=12.0,
+        normalized=0.25,
         vocabulary=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
     ),
     VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05, normalized=3.0),
