@@ -146,6 +146,8 @@ def test_weight_decay_spares_biases_and_norms_if_the_recipe_says_so():
     assert decays("neumann") == decays("neumann:precondition=none") == {2: 0.1, 1: 0.1}
     assert decays("neumann:precondition=spectral") == {2: 0.1, 1: 0.0}
     assert decays("adamw:decay_norms=true,weight_decay=0.3") == {2: 0.3, 1: 0.3}
+    assert decays("neumann-spectral") == {2: 0.1, 1: 0.0}
+    assert decays("neumann-spectral:decay_norms=true") == {2: 0.1, 1: 0.1}
 
 
 def test_a_frozen_model_is_refused():
@@ -208,15 +210,14 @@ def test_forms_by_name():
 
 def test_options_of_roles():
     arm = Arm.parse("neumann-spectral:output=2,vector=0.5,before=0.3,momentum=0.7")
-    optimizer = build_optimizer(arm, model(), steps_per_epoch=2)
-    groups = {group["role"]: group for group in optimizer.param_groups}
+    changed = build_optimizer(arm, model(), steps_per_epoch=2)
     usual = build_optimizer(Arm.parse("neumann-spectral"), model(), steps_per_epoch=2)
-    for group in usual.param_groups:
-        factor = {"hidden": 1, "output": 2, "vector": 0.5}[group["role"]]
-        changed = groups[group["role"]]
-        assert changed["precondition"].scale == factor * group["precondition"].scale
-        assert changed["precondition"].before.decay == 0.3
-        assert changed["momentum"] == 0.7
+    for before, after in zip(usual.param_groups, changed.param_groups, strict=True):
+        factor = {"hidden": 1, "output": 2, "vector": 0.5}[before["role"]]
+        assert after["role"] == before["role"]
+        assert after["precondition"].scale == factor * before["precondition"].scale
+        assert after["precondition"].before.decay == 0.3
+        assert after["momentum"] == 0.7
     for text, message in (
         ("neumann-spectral:output=big", "output must be a finite number above 0, got 'big'"),
         ("neumann-spectral:output=0", "output must be a finite number above 0, got 0"),

@@ -86,9 +86,7 @@ _PACKAGE: dict[str, Any] = {"extra": "pytorch_optimizer", "since": "4.1.0", "sha
 _INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
     "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True, rates=True),
-    "neumann-spectral": Recipe(
-        "neumann", "Neumann", LR, by_role=True, fixed=("precondition", DECAY_NORMS)
-    ),
+    "neumann-spectral": Recipe("neumann", "Neumann", LR, by_role=True, fixed=("precondition",)),
     "neumann-diagonal": Recipe(
         "neumann",
         "Neumann",
@@ -270,7 +268,7 @@ def build_optimizer(
         of_roles = {name: options.pop(name) for name in recipe.role_options if name in options}
         groups: Any
         if recipe.by_role:
-            groups = group_by_role(model, weight_decay, of_roles)
+            groups = group_by_role(model, weight_decay, of_roles, decay_norms)
         elif recipe.assemble is not None or of_roles:
             both = f"{DECAY_NORMS} and {', '.join(of_roles)} exclude each other"
             require(DECAY_NORMS not in dict(arm.options), both)

@@ -12,7 +12,7 @@ from torch import nn
 
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions, param_groups
 from neumann.optim.preconditioners import Momentum
-from neumann.optim.roles import OUTPUT, ROLES
+from neumann.optim.roles import OUTPUT, ROLES, VECTOR
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
@@ -20,11 +20,13 @@ OUTPUT_P = "output_p"
 ROLE_OPTIONS = (*ROLES, OUTPUT_P, BEFORE)
 
 
-def group_by_role(model: nn.Module, weight_decay: float, options: Mapping[str, Any]) -> ParamGroups:
+def group_by_role(
+    model: nn.Module, weight_decay: float, options: Mapping[str, Any], decay_norms: bool = False
+) -> ParamGroups:
     """The groups of a model, with the options that an arm has named."""
     chosen: dict[str, RoleOptions] = {}
     for role, usual in DEFAULTS.items():
-        given = usual
+        given = replace(usual, decay=True) if role == VECTOR and decay_norms else usual
         if role == OUTPUT and OUTPUT_P in options:
             given = _choose_output(usual, options[OUTPUT_P])
         if BEFORE in options:
