@@ -10,6 +10,8 @@ are not repeated.
 """
 
 import argparse
+import dataclasses
+import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +82,8 @@ class ImageTrainer:
         if key.taps != 0.5:
             raise ValueError(f"this version scales kernels by taps**0.5, not by taps**{key.taps}")
         scales = {role: DEFAULTS[role].scale for role in SCALES}
+        if key.model.startswith("resnet"):  # its vectors belong to batch norms
+            scales["vector"] *= DEFAULTS["vector"].normalized
         vocabulary = DEFAULTS["output"].vocabulary
         if key.output_p == "diagonal" and vocabulary is not None:
             scales["output"] = vocabulary.scale
@@ -122,19 +126,26 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
 
 
 def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
-    rows = []
-    for key in sorted(ledger.runs, key=lambda key: -float(ledger.runs[key]["accuracy"])):
+    """The best settings, each with the mean over its seeds."""
+    accuracies: dict[RunKey, list[float]] = {}
+    for key, run in ledger.runs.items():
         if (key.model, key.batch, key.epochs) == tuple(
             getattr(arguments, name) for name in ("model", "batch", "epochs")
         ):
-            values = [f"{getattr(key, name):g}" for name in COORDINATES]
-            rows.append((f"{ledger.runs[key]['accuracy']:.2f}", *values))
-    print(f"{len(rows)} runs")
-    print(
-        format_table(
-            ("accuracy", *COORDINATES), "r" * (len(COORDINATES) + 1), rows[: arguments.rows]
+            setting = dataclasses.replace(key, seed=0)
+            accuracies.setdefault(setting, []).append(float(run["accuracy"]))
+    means = {key: statistics.fmean(values) for key, values in accuracies.items()}
+    rows = [
+        (
+            f"{means[key]:.2f}",
+            str(len(accuracies[key])),
+            *(f"{getattr(key, name):g}" for name in COORDINATES),
         )
-    )
+        for key in sorted(means, key=lambda key: -means[key])
+    ]
+    print(f"{sum(map(len, accuracies.values()))} runs")
+    heads = ("accuracy", "n", *COORDINATES)
+    print(format_table(heads, "r" * len(heads), rows[: arguments.rows]))
 
 
 def main() -> None:
