@@ -2,7 +2,7 @@
 
 `forgetting` is lr · decay · steps. `embedding`, `output` and `vector` are the scales of the roles
 (`RoleOptions`), `before` the momentum before P. `output_before` is that of the output layer alone;
-0 means that it has no momentum of its own.
+0 means that it has no momentum of its own. With `cooling` above 0, μ falls with the learning rate.
 """
 
 import argparse
@@ -20,6 +20,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9),
     "output_before": (0.0, 0.8, 0.9, 0.95),
     "ramp": (0.03, 0.08, 0.16),
+    "cooling": (0.0, 0.5, 1.0),
 }
 START: Point = {
     "lr": 0.03,

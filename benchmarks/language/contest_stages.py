@@ -11,12 +11,12 @@ from pathlib import Path
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import ORDER, search_setting
+from benchmarks.language.search_space import ORDER, RECIPE, choose_start, search_setting
 
 RESULTS = Path("results/language/contest.jsonl")
 DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
 STAGES = ("screen", "tune", "test", "saving", "124m")
-OURS = "spectral by norm"
+OURS = RECIPE
 MUON = ("muon", "muon original", "muon by norm")
 OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
@@ -37,7 +37,12 @@ class LanguageContest:
         return RunKey(stage, "gpt:small", 256, batch, steps, setting, seed)
 
     def run(self, stage: str) -> None:
-        """Train what a stage lacks; MissingRunError if the time is up."""
+        """Train what a stage and those before it lack; MissingRunError if the time is up.
+
+        So nothing is tested before all settings are chosen.
+        """
+        if stage != "screen":
+            self.run("screen" if stage == "tune" else "tune")
         if stage == "screen":
             for arm in (OURS, *MUON, *OTHERS):
                 self._search(arm, MIDDLE, LENGTHS[MIDDLE], ("lr",), None)
@@ -90,6 +95,13 @@ class LanguageContest:
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
         return {seed: _get_loss(run) for seed, run in runs.items()}
 
+    def find_training_losses(
+        self, stage: str, batch: int, steps: int, setting: Setting
+    ) -> list[float]:
+        """The training losses of the runs that did not diverge."""
+        runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
+        return [float(run["train_loss"]) for run in runs.values() if run["loss"] is not None]
+
     def list_larger(self) -> list[RunKey]:
         """Ours and the best peer at 124 million weights, with the settings of the small network."""
         steps = LENGTHS[MIDDLE]
@@ -114,6 +126,8 @@ class LanguageContest:
             lambda setting: self.make_key("tune", batch, steps, setting, 0),
             order,
             limit,
+            start=choose_start(arm, steps),
+            steps=steps,
         )
 
     def _list_tests(self) -> Iterator[RunKey]:

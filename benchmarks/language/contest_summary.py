@@ -250,6 +250,8 @@ def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
             losses = contest.find_losses("test", batch, steps, setting)
             found = mean_interval(list(losses.values()))
             cells.append("" if found.mean is None else f"{found.mean:.4f} (n {found.n})")
+            training = contest.find_training_losses("test", batch, steps, setting)
+            cells.append(f"{sum(training) / len(training):.4f}" if training else "")
         lead, difference = "", verdict.lead
         if difference.mean is not None and difference.low is not None:
             lead = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
@@ -258,6 +260,8 @@ def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
         if saving is not None:
             interval = f"[{100 * saving.low:.1f}, {100 * saving.high:.1f}]"
             saved = f"{100 * saving.middle:.1f} % {interval}"
-        rows.append((f"{batch:,} × {steps}", cells[0], verdict.peer, cells[1], lead, p, saved))
-    heads = ("tokens × steps", "ours", "best peer", "its loss", "lead", "p (Holm)", "steps saved")
-    return format_table(heads, "lrlrrrr", rows)
+        ours, theirs = cells[:2], cells[2:]
+        rows.append((f"{batch:,} × {steps}", *ours, verdict.peer, *theirs, lead, p, saved))
+    heads = ["tokens × steps", "ours", "training", "best peer", "its loss", "training"]
+    heads += ["lead", "p (Holm)", "steps saved"]
+    return format_table(heads, "lrrlrrrrr", rows)

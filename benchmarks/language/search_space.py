@@ -1,12 +1,15 @@
 """What is tuned about each arm of the language benchmarks: coordinates, grids, starting points."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.common import recipe_space
 from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
+from neumann.optim.recipe import FORGETTING
 
 # Every coordinate has a grid; a search may end at the edge of one.
 RATES = tuple(0.001 * 2.0**index for index in range(-3, 9))
@@ -19,6 +22,8 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4),
     "cooling": (0.0, 0.5, 1.0),
 }
+
+DECAY_200 = 0.2  # of a peer in 200 steps; the searches of recipe_untuned ended near it
 
 _SPECTRAL = {"lr": 0.008, "momentum": 0.6, "before": 0.8, "decay": 1.6, "cooling": 0.0}
 _ADAMW = {"lr": 0.001, "momentum": 0.9, "decay": 0.8}
@@ -39,14 +44,28 @@ START: dict[str, Point] = {
     "paper": {**_ADAMW, "lr": 0.128, "embedding": 0.128, "output": 0.128},
     "adamw": {**_ADAMW, "embedding": 0.016, "output": 0.008},
 }
-ORDER = ("lr", "decay", "output", "embedding", "momentum", "before", "cooling")
+ORDER = ("lr", "decay", "forgetting", "output", "embedding", "momentum", "before", "cooling")
+RECIPE = "recipe"  # its coordinates are those of recipe_space: scales of roles, lr · decay · steps
 
 
-def make_setting(arm: str, point: Point) -> Setting:
+def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
     """The setting at a point; rates become multiples of the learning rate."""
     values: dict[str, Any] = {**point}
-    values |= {role: point[role] / point["lr"] for role in ("embedding", "output")}
+    if arm == RECIPE:
+        values["decay"] = values.pop("forgetting") / (point["lr"] * steps)
+    else:
+        values |= {role: point[role] / point["lr"] for role in ("embedding", "output")}
     return Setting(arm, **values)
+
+
+def choose_start(arm: str, steps: int) -> Point:
+    """A start that suits runs of this length: the longer the run, the smaller the decay."""
+    if arm == RECIPE:
+        return {**recipe_space.START, "forgetting": FORGETTING, "cooling": 0.0}
+    decays = [decay for decay in GRIDS["decay"] if decay > 0]
+    usual = DECAY_200 * 200 / steps
+    nearest = min(decays, key=lambda decay: abs(math.log(decay / usual)))
+    return {**START[arm], "decay": nearest}
 
 
 def search_setting(
@@ -55,22 +74,30 @@ def search_setting(
     make_key: Callable[[Setting], RunKey],
     order: Sequence[str] = ORDER,
     limit: int | None = None,
+    *,
+    start: Point | None = None,
+    steps: int = 1,
 ) -> Setting:
     """The setting of an arm that no coordinate improves; MissingRunError if the time is up.
 
     Args:
         runner: several processes may share out the runs.
-        arm: a name in START.
+        arm: a name in START, or the recipe.
         make_key: the run that scores a setting.
         order: which coordinates move, and in which order.
         limit: the number of runs.
+        start: where the search begins; START of the arm by default.
+        steps: of a run; the recipe's decay follows from them.
     """
 
     def loss(point: Point) -> float:
-        found = runner.finish(make_key(make_setting(arm, point)))["loss"]
+        found = runner.finish(make_key(make_setting(arm, point, steps)))["loss"]
         return float("inf") if found is None else float(found)
 
     def announce(point: Point) -> None:
-        runner.run(make_key(make_setting(arm, point)))
+        runner.run(make_key(make_setting(arm, point, steps)))
 
-    return make_setting(arm, search_coordinates(loss, START[arm], GRIDS, order, announce, limit))
+    grids = recipe_space.GRIDS if arm == RECIPE else GRIDS
+    begin = START[arm] if start is None else start
+    best = search_coordinates(loss, begin, grids, order, announce, limit)
+    return make_setting(arm, best, steps)

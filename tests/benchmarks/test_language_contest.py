@@ -1,6 +1,7 @@
 """The stages of the language contest, and what they conclude, on invented losses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from benchmarks.language.contest_summary import (
     format_contest,
 )
 from benchmarks.language.language_runs import RunKey
+from benchmarks.language.search_space import RECIPE, choose_start, make_setting
 from neumann.lab.studies.statistics import Difference
 from tests.support.language_scores import invent
 
@@ -27,7 +29,7 @@ def test_the_best_of_each_kind_goes_on(contest):
     assert contest.find_other() == "soap"
     assert all(contest.find_peer(*length) == "muon by norm" for length in LENGTHS.items())
     best = contest.rank_settings(OURS, MIDDLE, 200)[0]
-    assert best.lr == 0.008
+    assert best.lr == 0.0075  # the grid's nearest to the bottom of the bowl
 
 
 def test_every_finalist_gets_as_many_runs(contest):
@@ -171,6 +173,32 @@ def test_a_stage_without_all_its_runs_is_not_finished(tmp_path, stage):
     late = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
     with pytest.raises(MissingRunError):
         late.run(stage)
+
+
+def test_nothing_is_tested_before_everything_is_tuned(tmp_path):
+    order = []
+
+    def train(key):
+        order.append(key.stage)
+        return invent(key)
+
+    run_stages(tmp_path, train, ("test",))
+    first = order.index("test")
+    assert set(order[:first]) == {"tune"}
+    assert set(order[first:]) == {"test"}
+
+
+def test_starts_suit_the_length_of_a_run():
+    assert [choose_start("adamw", steps)["decay"] for steps in (50, 200, 400, 800)] == [
+        0.8,
+        0.2,
+        0.1,
+        0.05,
+    ]
+    for steps in (50, 800):
+        setting = make_setting(RECIPE, choose_start(RECIPE, steps), steps)
+        usual = recipe_untuned.make_ours(steps)
+        assert setting == replace(usual, lr=setting.lr, decay=pytest.approx(usual.decay))
 
 
 def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
