@@ -47,3 +47,12 @@ def start_browser(profile: Path) -> Iterator[Any]:
     started = webdriver.Chrome(options=options, service=Service(driver))
     yield started
     started.quit()
+
+
+def open_page(browser, path, *, width=1280, height=900, phone=False, dark=False):
+    """Show a page as a screen of this size shows it."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": phone}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(path.as_uri())

@@ -4,6 +4,7 @@ import pytest
 
 from neumann.lab.report import drawing
 from neumann.lab.training import records
+from tests.support.browser import start_browser
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -23,3 +24,9 @@ def quick(monkeypatch):
         return drawing.Picture("<svg></svg>", b"png")
 
     monkeypatch.setattr(drawing, "draw", draw)
+
+
+@pytest.fixture(scope="package")
+def browser(tmp_path_factory):
+    with start_browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started

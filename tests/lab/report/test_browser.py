@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neumann.lab.report import write_report
-from tests.support.browser import start_browser
+from tests.support.browser import open_page
 from tests.support.fake_records import fake_comparison, fake_sweep
 
 pytestmark = pytest.mark.slow
@@ -15,12 +15,6 @@ NEUMANN, PLAIN, WILD = "neumann:warmup_epochs=1,reset_epochs=2", "sgd", "adam:lr
 HOSTILE = "sgd:<script>window.hacked=1</script>"
 LONG = "sgd:" + ",".join(f"option_number_{i}=0.123456789" for i in range(7))
 AXES = ("epochs", "steps", "seconds")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with start_browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +36,6 @@ def sweep(tmp_path_factory):
     winners = {"neumann:warmup_epochs=1": 0.4, "sgd": 0.4}
     folder = fake_sweep(tmp_path_factory.mktemp("s"), dict.fromkeys(winners, rates), winners)
     return write_report(folder)
-
-
-def open_page(browser, path, *, width=1280, height=900, phone=False, dark=False):
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": phone}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get(path.as_uri())
 
 
 def find_curves(browser, plot):

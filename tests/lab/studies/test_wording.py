@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neumann.lab.metrics import ACCURACY, LOSS
+from neumann.lab.report.formatting import format_interval
 from neumann.lab.studies.statistics import Difference, paired_difference
 from neumann.lab.studies.wording import describe_difference
 
@@ -24,12 +26,12 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
             [1.0, 2.0, 3.0],
             [1.5, 1.5, 3.1],
             "no difference between neumann and sgd can be told from chance: "
-            "0.0 ± 1.3 points (n = 3, p = 0.92, only 3 seeds)",
+            "−0.03 ± 1.25 points (n = 3, p = 0.92, only 3 seeds)",
         ),
         (
             [93.0, 94.0],
             [1.0, 2.001],
-            "neumann is ahead of sgd by 91.9995 ± 0.0064 points (n = 2, p < 0.001, only 2 seeds)",
+            "neumann is ahead of sgd by 92.00 ± 0.01 points (n = 2, p < 0.001, only 2 seeds)",
         ),
         (
             [2.0],
@@ -76,3 +78,22 @@ def test_rounded_p_stays_on_its_side_of_the_threshold(p, level):
     sentence = describe_difference("a", "b", Difference(1.0, 0.5, 1.5, p, 9, pairs=9, level=level))
     shown = float(re.search(r"p = ([0-9.]+)\)", sentence)[1])
     assert (shown < 1 - level) == ("is ahead of" in sentence) == (p < 1 - level)
+
+
+@pytest.mark.parametrize(
+    ("found", "metric"),
+    [
+        (paired_difference([97.0, 93.0, 99.0], [60.0, 81.0, 70.0]), ACCURACY),
+        (paired_difference([97.0, 97.0004, 97.0001], [97.0, 97.0, 97.0]), ACCURACY),
+        (paired_difference([3.2, 3.1, 3.4], [3.3, 3.15, 3.45]), LOSS),
+        (paired_difference([1e9, 2e9], [0.0, 1.5e9]), LOSS),
+    ],
+)
+def test_sentence_and_table_round_alike(found, metric):
+    shown = format_interval(found, metric)
+    assert shown.lstrip("−") in describe_difference("a", "b", found, metric)
+
+
+def test_an_interval_never_rounds_to_nothing():
+    found = paired_difference([97.0, 97.0004, 97.0001], [97.0, 97.0, 97.0])
+    assert format_interval(found) == "0.00017 ± 0.00052"

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neumann.lab.metrics import Metric
-from neumann.lab.report.formatting import format_interval
+from neumann.lab.report.formatting import format_interval, format_p_value
 from neumann.lab.report.result_tables import describe_extra, describe_target
 from neumann.lab.studies.lr_sweep import ArmSearch
 from neumann.lab.studies.results import Comparison
@@ -51,14 +51,13 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         titles += [f"steps to\n{metric.format_target(target)}", "\nepochs"]
     table = make_table(*titles)
     for row in comparison.rows:
-        p = None if row.difference is None else row.difference.p
         cells = [
             row.arm,
             str(len(row.runs)),
             _format_score(row.score, metric),
             *(describe_extra(row, extra) for extra in comparison.extras),
             "" if row.difference is None else format_interval(row.difference, metric, signed=True),
-            "" if p is None else f"{p:.2g}",
+            "" if row.difference is None else format_p_value(row.difference),
             "–" if row.seconds is None else f"{row.seconds:.1f}",
         ]
         if target is not None:

@@ -8,6 +8,7 @@ import io
 import math
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from neumann.lab.report.formatting import format_power, format_short, printable
@@ -29,7 +31,8 @@ MARGINS = {"left": 0.135, "right": 0.985, "top": 0.925, "bottom": 0.145}
 FONT = 12.0  # units of the SVG
 PNG_DPI = 160
 MAX_LABEL = 70  # characters of a name in the PNG's legend
-MAX_TICKS = 9  # learning rates that fit under the axis
+# Room for the labels under the axis, in units of the SVG. A page's font is wider than most.
+LETTER, LABEL_GAP = 0.62 * (FONT - 1), 8.0
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,9 @@ class _Canvas:
             (ticks,) = self.axes.plot(marks.resets, heights, color=color, transform=across, **how)
             self._name(ticks, f"resets-{index}", label, "resets")
 
-    def _write(self, text: str, at: Any, coordinates: Any, offset: tuple[int, int]) -> None:
+    def _write(self, text: str, at: Any, coordinates: Any, offset: tuple[int, int]) -> Annotation:
         """Write next to a point, an offset in points to its right or left."""
-        self.axes.annotate(
+        return self.axes.annotate(
             text,
             at,
             xycoords=coordinates,
@@ -189,7 +192,10 @@ class _Canvas:
         if target is not None and low < target < high:
             self.axes.axhline(target, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
             label = f"target {self.plot.target_label}"
-            self._write(label, (0, target), self.axes.get_yaxis_transform(), (4, 2))
+            text = self._write(label, (0, target), self.axes.get_yaxis_transform(), (4, 3))
+            # Curves may pass behind it, not over it.
+            text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 1.5})
+            text.set_zorder(6)
 
     def prepare_for_png(self) -> None:
         """Give the figure what the page has around it: a title, a background and a legend."""
@@ -274,9 +280,47 @@ def _style_axes(axes: Axes, plot: Plot) -> None:
     if plot.log_x:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
         axes.xaxis.set_minor_locator(NullLocator())
-        if 0 < len(plot.ticks) <= MAX_TICKS:
-            axes.set_xticks(list(plot.ticks))
+    if plot.ticks:
+        _label_ticks(axes, plot)
     elif plot.from_zero:
         whole = plot.x_label != "training time, s"
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def _label_ticks(axes: Axes, plot: Plot) -> None:
+    """Mark every value that has a meaning, and label as many as fit without touching.
+
+    Chosen ones come first, then the ends, then the middle of the widest gap again and again.
+    """
+    low, high = axes.get_xlim()
+    width = 72 * SIZE[0] * (MARGINS["right"] - MARGINS["left"])
+
+    def place(value: float) -> float:
+        if plot.log_x:
+            return width * math.log(value / low) / math.log(high / low)
+        return width * (value - low) / (high - low)
+
+    ticks = sorted(set(plot.ticks))
+    chosen = [point.x for point in plot.points if point.part == "chosen"]
+    labels: dict[float, str] = {}
+    for value in [*chosen, ticks[0], ticks[-1], *_halve(ticks)]:
+        text = format_short(float(f"{value:.3g}") if value < 100 else value)
+        if value not in labels and all(
+            abs(place(value) - place(other)) >= LETTER * (len(text) + len(known)) / 2 + LABEL_GAP
+            for other, known in labels.items()
+        ):
+            labels[value] = text
+    axes.set_xticks(ticks, [labels.get(value, "") for value in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _halve(ticks: Sequence[float]) -> list[float]:
+    """Order values so that the first few of them are spread out."""
+    ordered, spans = [], [(0, len(ticks) - 1)]
+    for left, right in spans:
+        if right - left > 1:
+            middle = (left + right) // 2
+            ordered.append(ticks[middle])
+            spans += [(left, middle), (middle, right)]
+    return ordered

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from neumann.lab.metrics import ACCURACY, Quantity
+from neumann.lab.studies.rounding import choose_rounding, format_p, half_width
 from neumann.lab.studies.statistics import Difference, Interval
 
 NONE = "–"  # shown where there is no value
@@ -25,22 +26,20 @@ def format_interval(
     """Format the mean, with half the width of its interval if there is one."""
     if value.mean is None:
         return NONE
-    # Adding zero turns −0 into 0.
-    digits = quantity.digits
-    text = f"{value.mean + 0.0:+.{digits}f}" if signed else quantity.format(value.mean)
-    if value.low is not None and value.high is not None:
-        text += f" ± {quantity.format((value.high - value.low) / 2)}"
-    return text.replace("-", "−")
+    rounding, half = choose_rounding(value, quantity), half_width(value)
+    text = rounding.format(value.mean, signed=signed)
+    return text if half is None else f"{text} ± {rounding.format(half)}"
 
 
 def format_limits(value: Interval | Difference, quantity: Quantity = ACCURACY) -> str:
     if value.low is None or value.high is None:
         return ""
-    return f"{quantity.format(value.low)} to {quantity.format(value.high)}".replace("-", "−")
+    rounding = choose_rounding(value, quantity)
+    return f"{rounding.format(value.low)} to {rounding.format(value.high)}"
 
 
-def format_p_value(p: float | None) -> str:
-    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
+def format_p_value(found: Difference) -> str:
+    return NONE if found.p is None else format_p(found.p, found.level)
 
 
 def format_seconds(value: float | None) -> str:

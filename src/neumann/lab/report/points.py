@@ -111,7 +111,7 @@ def _describe_difference(point: PointResult, arm: str) -> Cell:
     if row is None or comparison is None or row.difference is None:
         return Cell(NONE)
     shown = format_interval(row.difference, comparison.metric, signed=True)
-    return Cell(shown, f"p {format_p_value(row.difference.p)}, n {row.difference.n}")
+    return Cell(shown, f"p {format_p_value(row.difference)}, n {row.difference.n}")
 
 
 def _describe_lr(point: PointResult, arm: str) -> Cell:

@@ -111,7 +111,7 @@ def _difference(row: ArmResult, metric: Metric) -> list[Cell]:
     difference = Cell(
         format_interval(found, metric, signed=True), formatting.format_limits(found, metric)
     )
-    return [difference, Cell(formatting.format_p_value(found.p))]
+    return [difference, Cell(formatting.format_p_value(found))]
 
 
 def describe_target(runs: Sequence[FinishedRun]) -> list[Cell]:

@@ -9,6 +9,7 @@ workers        the processes in which runs train side by side
 study_files    the files that describe a study on disk
 results        read a comparison back and summarize each arm
 statistics     confidence intervals and paired tests
+rounding       the digits of a mean and its interval
 wording        what a comparison has found, in sentences
 spectrum_measurement   measure the curvature of a checkpoint, or of a user's model
 """

@@ -77,9 +77,9 @@ class Comparison:
 
     def state_verdicts(self) -> list[str]:
         """One sentence for each arm but the first."""
-        first, unit = self.rows[0].arm, self.metric.difference_unit
+        first = self.rows[0].arm
         return [
-            describe_difference(first, row.arm, row.difference, unit)
+            describe_difference(first, row.arm, row.difference, self.metric)
             for row in self.rows
             if row.difference
         ]

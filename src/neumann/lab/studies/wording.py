@@ -3,9 +3,10 @@
 A sentence names the number of seeds, and every run that diverged.
 """
 
-import math
 from typing import NamedTuple
 
+from neumann.lab.metrics import ACCURACY, Metric
+from neumann.lab.studies.rounding import choose_rounding, format_p, half_width
 from neumann.lab.studies.statistics import Difference
 
 FEW_SEEDS = 5  # fewer than this are pointed out
@@ -26,9 +27,9 @@ def describe_long_warmup(arm: str, warmup: LongWarmup) -> str:
     return f"{arm}: {steps} of {total} steps were its SGD warm-up; lower warmup_epochs"
 
 
-def describe_difference(a: str, b: str, difference: Difference, unit: str = "points") -> str:
+def describe_difference(a: str, b: str, difference: Difference, metric: Metric = ACCURACY) -> str:
     """Describe in one sentence by how much a is better than b, in percentage points or nats."""
-    sentence = _describe_pairs(a, b, difference, unit)
+    sentence = _describe_pairs(a, b, difference, metric)
     failures = [
         f"{name} diverged in {count} of {difference.pairs} runs"
         for name, count in ((a, difference.diverged_a), (b, difference.diverged_b))
@@ -40,46 +41,27 @@ def describe_difference(a: str, b: str, difference: Difference, unit: str = "poi
     return f"{' and '.join(failures)}; {rest}"
 
 
-def _describe_pairs(a: str, b: str, difference: Difference, unit: str) -> str:
+def _describe_pairs(a: str, b: str, difference: Difference, metric: Metric) -> str:
     """Describe the seeds in which neither arm diverged."""
-    mean, n = difference.mean, difference.n
+    mean, n, half = difference.mean, difference.n, half_width(difference)
+    unit, rounding = metric.difference_unit, choose_rounding(difference, metric)
     if mean is None:
         return f"{a} and {b} cannot be compared: they have no seed in common"
     if mean == 0 and difference.low == difference.high:
         seeds = "the one seed they share" if n == 1 else f"each of {n} seeds"
         return f"{a} and {b} are equal in {seeds}"
     place = "ahead of" if mean > 0 else "behind"
-    ahead, size = f"{a} is {place} {b} by", f"{_format(abs(mean))} {unit}"
-    if difference.low is None or difference.high is None:
+    ahead, size = f"{a} is {place} {b} by", f"{rounding.format(abs(mean))} {unit}"
+    if half is None:
         return f"{ahead} {size} on one seed, which says nothing about chance (n = 1)"
     if difference.p is None:
         untested = f"without any spread this cannot be tested (n = {n})"
         return f"{ahead} the same {size} in each of {n} seeds; {untested}"
-    threshold, half = 1 - difference.level, (difference.high - difference.low) / 2
-    if difference.p >= threshold:
+    if difference.p >= 1 - difference.level:
         ahead = f"no difference between {a} and {b} can be told from chance:"
     else:
         mean = abs(mean)
     few = f", only {n} seeds" if n < FEW_SEEDS else ""
-    evidence = f"(n = {n}, p {_format_p(difference.p, threshold)}{few})"
-    return f"{ahead} {_format(mean, half)} ± {_format(half, half)} {unit} {evidence}"
-
-
-def _format(value: float, half: float | None = None) -> str:
-    """Two significant digits of the interval's half-width, or of the value itself."""
-    scale = abs(value) if half is None else half
-    if scale >= 1e6:
-        return f"{value:.3g}"
-    digits = 2 if scale == 0 else min(max(1 - math.floor(math.log10(scale)), 0), 15)
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # adding zero turns −0 into 0
-
-
-def _format_p(p: float, threshold: float) -> str:
-    if p < 0.001:
-        return "< 0.001"
-    # Rounding must not move p to the other side of the threshold.
-    for digits in range(2, 17):
-        text = f"{p:.{digits}g}"
-        if (float(text) < threshold) == (p < threshold):
-            break
-    return f"= {text}"
+    p = format_p(difference.p, difference.level)
+    evidence = f"(n = {n}, p {p if p.startswith('<') else f'= {p}'}{few})"
+    return f"{ahead} {rounding.format(mean)} ± {rounding.format(half)} {unit} {evidence}"
