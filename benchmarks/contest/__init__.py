@@ -1,6 +1,6 @@
 """The large-batch contest: ten optimizers on CIFAR-10, tuned by the same rules.
 
-Scripts: `large_batch` trains and prints the tables, `update_pages` copies them into README and
+Scripts: `large_batch` trains and prints the tables, `update_pages` copies them into the
 docs, `draw_figure` draws them; `tune_image_roles` looks for rates and decay by role,
 `recipe_variants` compares variants of the recipe over several seeds, `lr_by_network` asks whether
 one learning rate suits several networks, and `recipe_images` whether the recipe is as good as peers

@@ -1,4 +1,4 @@
-"""Write the contest's tables into README and docs, from the JSON of `large_batch table`.
+"""Write the contest's tables into the docs, from the JSON of `large_batch table`.
 
     python -m benchmarks.contest.update_pages
 
@@ -17,7 +17,7 @@ from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
-PAGES = (ROOT / "README.md", ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
+PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
 # Each form of this package, and the optimizer to compare it with.
 FORMS = {
     "Neumann spectral": "Muon",
