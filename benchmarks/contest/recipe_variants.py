@@ -53,6 +53,7 @@ VARIANTS = {
     "vectors × 2": Variant("vector=2"),
     "decayed vectors": Variant("decay_norms=true"),
     "less momentum": Variant("before=0.6"),
+    "less momentum, by class": Variant("before=0.6", by_class=True),
     "long ramp": Variant(ramp=1 / 6),
 }
 REFERENCES = {
