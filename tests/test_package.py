@@ -216,3 +216,9 @@ def test_the_version_is_one():
 
 def test_the_package_is_typed():
     assert (SOURCE / "py.typed").exists()
+
+
+def test_no_message_points_to_an_index():
+    """The package is on none yet."""
+    for path in [*(ROOT / "src").glob("**/*.py"), *(ROOT / "docs").glob("**/*.md")]:
+        assert "install neumann-optimizer" not in path.read_text(), path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from neumann.extras import describe_install
 from neumann.optim import Neumann, recipe
 from neumann.optim.guard import find_neumann
 from neumann.optim.schedules import warn_of_long_warmup
@@ -24,7 +25,7 @@ else:
         try:
             from pytorch_lightning import Callback
         except ImportError as error:
-            message = "Lightning is missing: `pip install neumann-optimizer[lightning]`"
+            message = f"Lightning is missing: {describe_install('lightning')}"
             raise ImportError(message) from error
 
 __all__ = ["EvaluationWeights", "large_batch"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from neumann.extras import describe_install
 from neumann.optim import Neumann, recipe
 from neumann.optim.groups import param_groups
 from neumann.optim.guard import find_neumann
@@ -21,7 +22,7 @@ else:
     try:
         from transformers import TrainerCallback
     except ImportError as error:
-        message = "transformers is missing: `pip install neumann-optimizer[transformers]`"
+        message = f"transformers is missing: {describe_install('transformers')}"
         raise ImportError(message) from error
 
 __all__ = ["EvaluationWeights", "NeumannByRole", "large_batch"]

@@ -7,7 +7,7 @@ other exception is a bug in the lab and keeps its traceback.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-DISTRIBUTION = "neumann-optimizer"
+from neumann.extras import describe_install
 
 
 class UsageError(ValueError):
@@ -39,7 +39,7 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
 
 def missing_package(package: str, extra: str, wanted_by: str) -> UsageError:
     return UsageError(
-        f"{wanted_by} needs {package}, which is not installed: pip install {DISTRIBUTION}[{extra}]"
+        f"{wanted_by} needs {package}, which is not installed: {describe_install(extra)}"
     )
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from neumann.extras import describe_install
 from neumann.lab.commands.summaries import format_help
 
 CRASHED, USAGE, DIVERGED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 3, 130, 143, 141
@@ -46,7 +47,7 @@ def _run(words: list[str]) -> int:
     try:
         from neumann.lab.commands.parser import run_command
     except ImportError as error:  # a package of the extra `lab` is missing
-        return _fail(f"the lab needs its extra: `pip install neumann-optimizer[lab]` ({error})")
+        return _fail(f"the lab needs its extra: {describe_install('lab')} ({error})")
     from neumann.lab.errors import UsageError
     from neumann.lab.storage.atomic_files import StorageError
     from neumann.lab.studies.lr_sweep import AllDivergedError

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from neumann.extras import describe_install
 from neumann.lab.errors import UsageError
 
 
@@ -40,6 +41,6 @@ def _write(folder: Path) -> Path:
         from neumann.lab.report import write_report
     except ImportError as error:
         raise UsageError(
-            f"`pip install neumann-optimizer[lab]` adds what the report needs ({error})"
+            f"{describe_install('lab')} adds what the report needs ({error})"
         ) from error
     return write_report(folder)

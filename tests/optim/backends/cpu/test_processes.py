@@ -163,4 +163,4 @@ def test_unavailable(monkeypatch):
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     assert "NUMBA_DISABLE_JIT" in numba_pass.unavailable()
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert "pip install neumann-optimizer[cpu]" in numba_pass.unavailable()
+    assert 'pip install ".[cpu]"' in numba_pass.unavailable()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from neumann.extras import describe_install
 from neumann.optim.phases import IDLE, Coefficients
 from neumann.optim.tensors import Tensors
 
@@ -42,7 +43,7 @@ def unavailable() -> str | None:
     except ImportError as error:
         return (
             f"the fused step on a CPU needs numba, and importing it failed ({error}): "
-            "`pip install neumann-optimizer[cpu]` helps"
+            f"{describe_install('cpu')} helps"
         )
     if numba.config.DISABLE_JIT:
         return "the fused step on a CPU needs numba's compiler, which NUMBA_DISABLE_JIT turned off"
