@@ -109,6 +109,9 @@ class Settings:
         clip = self.clip_grad
         positive = clip is None or 0 < clip < math.inf
         require(positive, f"--clip-grad must be a norm above 0, got {clip}")
+        target = self.target
+        finite = target is None or math.isfinite(target)
+        require(finite, f"--target must be a number, such as 95; got {target}")
 
     def _check_ramp(self) -> None:
         ramp = self.ramp_epochs
@@ -161,7 +164,8 @@ class TrainingSettings(Settings):
     def check(self) -> None:
         super().check()
         check_at_least(self, spectrum_every=0, spectrum_batch=1, spectrum_products=1)
-        require(self.lr is None or self.lr >= 0, f"--lr must be at least 0, got {self.lr}")
+        good = self.lr is None or 0 <= self.lr < math.inf
+        require(good, f"--lr must be a number of at least 0, got {self.lr}")
         if self.spectrum_every and self.fsdp:
             raise UsageError("--spectrum-every needs whole weights in every process, so not --fsdp")
 

@@ -178,7 +178,7 @@ def test_no_run_starts_when_the_time_is_over(tmp_path, jobs):
         ({"arms": ("sgdd",)}, "unknown optimizer 'sgdd'"),
         ({"seeds": 0}, "--seeds must be at least 1"),
         ({"jobs": 0}, "--jobs must be at least 1"),
-        ({"lr": -1.0}, "--lr must be at least 0"),
+        ({"lr": -1.0}, "--lr must be a number of at least 0"),
         ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean mlp"),
         ({"arms": ("sgd", "adamw:betas=3")}, "adamw:betas=3"),
         ({"batch_size": 10_000, "jobs": 2}, "larger than the training set"),
