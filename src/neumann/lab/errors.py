@@ -4,7 +4,8 @@
 other exception is a bug in the lab and keeps its traceback.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from neumann.extras import describe_install
@@ -28,13 +29,28 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
     `forms` are further valid forms, such as "timm:NAME", which are listed after the names.
     """
     names = list(known)
-    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    near = find_near_names(name, names)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
         shown = [*names[:20], *(["…"] if len(names) > 20 else []), *forms]
         hint = f"choose from: {', '.join(shown)}"
     return UsageError(f"unknown {what} {name!r}; {hint}")
+
+
+def find_near_names(name: str, known: Sequence[str]) -> list[str]:
+    """Find names with these initials (bs: batch-size, or learning-rate: lr), or spelled like it."""
+    bare = {other.strip("-"): other for other in known}  # the dashes of flags are no likeness
+    given = name.strip("-")
+    near = sorted(other for other in bare if given and _get_initials(other) == given)
+    near += [initials] if (initials := _get_initials(given)) in bare else []
+    return [bare[other] for other in near or get_close_matches(given, bare, n=3, cutoff=0.5)]
+
+
+def _get_initials(name: str) -> str:
+    """The first letter of each word; empty for a single word."""
+    words = re.split("[-_]", name)
+    return "".join(word[:1] for word in words) if len(words) > 1 else ""
 
 
 def missing_package(package: str, extra: str, wanted_by: str) -> UsageError:
