@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import tyro
+from typing_extensions import Doc
 
 from neumann.lab.data.load import DATASETS
 from neumann.lab.data.tokens import Tokens
@@ -29,8 +29,8 @@ BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (
-    f"{', '.join(RECIPES)}; with options as in neumann:momentum=0.8,cubic=0 and, in shares of the "
-    "run, neumann:warmup=2.2%,reset=4.4%"
+    f"{', '.join(RECIPES)}; --opt help says what they are; with options as in "
+    "neumann:momentum=0.8,cubic=0 and, in shares of the run, neumann:warmup=2.2%,reset=4.4%"
 )
 SCHED_HELP = (
     "learning rate after the ramp: constant, linear, cosine, step (× 0.3 every 40 epochs; others "
@@ -43,7 +43,7 @@ SCHED_HELP = (
 class Settings:
     """The settings that all runs of a command share. The comments are the help of the flags."""
 
-    data: Annotated[str, tyro.conf.arg(help=DATA_HELP)] = "digits"
+    data: Annotated[str, Doc(DATA_HELP)] = "digits"
     data_dir: Path | None = None  # folder of the data set's files
     download: bool = False  # fetch the data set into --data-dir
     # mirror training images at random; the default depends on the data set
@@ -55,7 +55,7 @@ class Settings:
     img_size: int = 224  # images of a folder are resized to a square of this many pixels
     context: int = 128  # characters, bytes or tokens that a text model reads at once
     tokens: str = "chars"  # what a text is read as: chars, bytes, or bpe:N (N tokens)
-    model: Annotated[str, tyro.conf.arg(help=MODEL_HELP)] = "mlp"
+    model: Annotated[str, Doc(MODEL_HELP)] = "mlp"
     weight_decay: float = 0.0  # weight decay, coupled or decoupled as the optimizer does it
     batch_size: int = 64  # examples per optimizer step
     # examples that a process takes at once; gradients are accumulated over the whole batch
@@ -64,7 +64,7 @@ class Settings:
     bn_batch: int | None = None
     sync_bn: bool = False  # BatchNorm normalizes over what all processes take at once
     epochs: int = 20  # passes over the training set
-    sched: Annotated[str, tyro.conf.arg(help=SCHED_HELP)] = "linear"
+    sched: Annotated[str, Doc(SCHED_HELP)] = "linear"
     # how long the learning rate rises to its peak: 2.2% (of the run), 5ep (epochs) or 100 (steps)
     ramp: str | None = None
     ramp_epochs: float = 0.0  # the same in epochs
@@ -172,9 +172,9 @@ class TrainingSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainConfig(TrainingSettings):
-    """The settings of one training run."""
+    """Train one network with one optimizer."""
 
-    opt: Annotated[str, tyro.conf.arg(help=OPT_HELP)] = "neumann"
+    opt: Annotated[str, Doc(OPT_HELP)] = "neumann"
     seed: int = 0  # seed of initial weights, data order and augmentation
     # auto: continue the run in --output from its last checkpoint
     resume: Literal["never", "auto"] = "never"

@@ -80,6 +80,11 @@ def get_name(text: str) -> str:
     return _split_label(text.partition("@")[0])[0] or text
 
 
+def get_optimizer_name(text: str) -> str:
+    """Return the name of an arm's optimizer, which may be unknown."""
+    return _split_label(text.partition("@")[0])[1].partition(":")[0]
+
+
 def compose(label: str, opt: str, settings: Mapping[str, Any]) -> str:
     """Write an arm with settings of its own as text."""
     illegal = re.search("[:@=]", label)

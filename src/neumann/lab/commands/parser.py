@@ -2,8 +2,8 @@
 
 Code that a --config file or a run's folder names runs only if --allow-code names it too.
 
-tyro turns the settings classes into subcommands and prints the help. Flags override a --config
-file, which overrides the defaults. Everything that cannot be parsed is a UsageError of one line.
+tyro turns the settings classes into subcommands; `flag_help` prints the help. Flags override a
+--config file, which overrides the defaults. What cannot be parsed is a UsageError of one line.
 tyro's own errors are boxes of several lines, so an invalid number or choice becomes an `_Invalid`
 value, which is reported with the name of its flag once tyro is done.
 """
@@ -13,8 +13,6 @@ import contextlib
 import dataclasses
 import io
 import itertools
-import shutil
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -23,6 +21,8 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from neumann.lab.commands import compare, demo, report, spectrum, study, sweep, train
+from neumann.lab.commands.arm_list import list_arms_if_asked, print_arms
+from neumann.lab.commands.flag_help import print_help
 from neumann.lab.config import TrainConfig, flag_name
 from neumann.lab.config_files import list_code, load_settings, parse_settings
 from neumann.lab.errors import UsageError, unknown
@@ -45,11 +45,9 @@ COMMANDS = {  # as in `summaries`
     "report": Command(report.ReportConfig, report.run),
     "demo": Command(demo.DemoConfig, demo.run),
 }
-CONFIG_HELP = "--config FILE: read defaults from a TOML file of flags, or a JSON file a run wrote."
-# One line: tyro joins lines.
-ALLOW_CODE_HELP = (
-    "--allow-code MODULE:FUNCTION: run this code if a file or a run's folder names it."
-)
+CONFIG_HELP = "read defaults from a TOML file of flags, or a JSON file a run wrote"
+ALLOW_CODE_HELP = "run this code if a file or a run's folder names it"
+NO_CONFIG = ("study", "report")  # commands without --config
 RUN_CODE = ("train", "compare", "sweep", "study", "spectrum")  # commands that take --allow-code
 
 
@@ -72,6 +70,9 @@ def parse_flags(command: str, words: Sequence[str]) -> Any:
             defaults = _parse(command, _as_flags(values, defaults), defaults)
         except UsageError as error:
             raise UsageError(f"--config {file}: {error}") from error
+    if not {"-h", "--help"}.isdisjoint(flags):
+        print_help(command, defaults, _list_further_flags(command))
+        raise SystemExit
     config = _parse(command, flags, defaults)
     if file is not None and (code := list_code(config)):
         by_flags = list_code(_parse(command, flags, kind()))
@@ -86,7 +87,7 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
     subcommands = []
     for name, (kind, _) in COMMANDS.items():
         default = defaults if name == command else kind()
-        marker = tyro.conf.subcommand(name, default=default, description=_describe(kind))
+        marker = tyro.conf.subcommand(name, default=default)
         subcommands.append(Annotated[kind, marker])
     union: Any = Union[tuple(subcommands)]  # noqa: UP007
     try:
@@ -99,27 +100,26 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
                 config=(tyro.conf.DisallowNone,),
                 registry=_REGISTRY,
             )
-    except SystemExit as stop:
-        if not stop.code:
-            raise  # the help was printed
+    except SystemExit:
         raise _explain_failure(command, flags) from None
     if rest:
         raise _unexpected(command, rest[0])
     _check_values(config)
+    if isinstance(config, TrainConfig):
+        list_arms_if_asked("--opt", [config.opt])
+    if isinstance(config, CompareConfig | SweepConfig):
+        list_arms_if_asked("--arms", config.arms)
     return config
 
 
-def _describe(kind: type[Any]) -> str:
-    paragraphs = (kind.__doc__ or "").strip().split("\n\n")
-    if kind not in (report.ReportConfig, study.StudyConfig):
-        paragraphs.append(CONFIG_HELP)
-    if any(kind is COMMANDS[name].settings for name in RUN_CODE):
-        paragraphs.append(ALLOW_CODE_HELP)
-    return "\n\n".join(_wrap(" ".join(paragraph.split())) for paragraph in paragraphs)
-
-
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, shutil.get_terminal_size().columns - 1)
+def _list_further_flags(command: str) -> dict[str, str]:
+    """The flags that are not settings, with their texts."""
+    further: dict[str, str] = {}
+    if command not in NO_CONFIG:
+        further["--config FILE"] = CONFIG_HELP
+    if command in RUN_CODE:
+        further["--allow-code MODULE:FUNCTION"] = ALLOW_CODE_HELP
+    return {**further, "-h, --help": "print this help"}
 
 
 # ---------------------------------------------------------------------- errors in one line
@@ -179,6 +179,8 @@ def _explain_failure(command: str, words: list[str]) -> UsageError:
     known = {flag_name(f.name) for f in fields if bool not in (f.type, *get_args(f.type))}
     for word, following in itertools.pairwise([*words, "--"]):
         if word in known and following.startswith("--"):
+            if word == "--opt":
+                print_arms()
             return UsageError(f"{word} needs a value")
     for word in words:
         if word.startswith("--") and word.partition("=")[0] not in _flags(command):
@@ -191,7 +193,7 @@ def _flags(command: str) -> list[str]:
         return ["--help"]
     fields = dataclasses.fields(COMMANDS[command].settings)
     given = [flag_name(field.name) for field in fields]
-    given += [] if command == "study" else ["--config"]
+    given += [] if command in NO_CONFIG else ["--config"]
     return [*given, "--allow-code"] if command in RUN_CODE else given
 
 

@@ -15,7 +15,7 @@ from neumann.lab.errors import UsageError
 class ReportConfig:
     """Write an HTML page with plots of a run, a comparison, a sweep or a study into its folder."""
 
-    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None
+    folder: Annotated[Path | None, tyro.conf.Positional] = None
     """folder of a run, a comparison, a sweep or a study"""
 
 

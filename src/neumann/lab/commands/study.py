@@ -37,7 +37,7 @@ class StudyConfig:
     Learning rates are chosen on held-out data, then tested over seeds. The same command continues.
     """
 
-    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    file: Annotated[Path | None, tyro.conf.Positional] = None
     """the study, a TOML file"""
     list: bool = False
     """print all runs and their state, and train nothing"""

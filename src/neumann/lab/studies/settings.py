@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from typing_extensions import Doc
 
 from neumann.lab.config import Settings, TrainConfig, TrainingSettings, check_at_least, flag_name
 from neumann.lab.contenders import Contender, get_name
@@ -28,9 +29,9 @@ class CompareConfig(TrainingSettings):
     """Train several optimizers over the same seeds, and report how they differ."""
 
     arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
-    """optimizers, each with options as in neumann:lr=0.2, settings of its own as in
-    sgd:lr=0.1@sched=step@batch-size=512, and a name as in baseline=sgd:lr=0.1; the first is
-    compared with the others"""
+    """optimizers (--arms help lists them), each with options as in neumann:lr=0.2, settings of its
+    own as in sgd:lr=0.1@sched=step@batch-size=512, and a name as in baseline=sgd:lr=0.1; the first
+    is compared with the others"""
     seeds: int = 3
     """runs of each arm; a seed gives all arms the same initial weights and data order"""
     jobs: int = 1
@@ -122,7 +123,7 @@ class SpectrumConfig:
     """of the checkpoint: evaluation (default; w − μm for Neumann, those to ship) or training (w)"""
     data_dir: Path | None = None
     """folder of the run's data set, if it has moved"""
-    entry: Annotated[str | None, tyro.conf.arg(help=ENTRY_HELP)] = None
+    entry: Annotated[str | None, Doc(ENTRY_HELP)] = None
     examples: int | None = None
     """training examples: for a checkpoint at most 512 by default, for --entry's loader all"""
     operator: Literal["hessian", "gauss-newton", "differences"] = "hessian"

@@ -1,0 +1,43 @@
+"""`--opt help` and `--arms help`: the optimizers of the lab, a line each."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from rich.text import Text
+
+from neumann.lab.commands.tables import make_table, print_table
+from neumann.lab.contenders import get_optimizer_name
+from neumann.lab.errors import UsageError, find_near_names, unknown
+from neumann.lab.optimizers.arm_summaries import ARM_SUMMARIES
+from neumann.lab.optimizers.arms import RECIPES
+
+HELP = "help"
+NOTES = (
+    "",
+    "lr is the default. Options of the constructor follow a colon, as in",
+    "adamw:lr=0.01,betas=(0.9,0.95)",
+)
+
+
+def list_arms_if_asked(flag: str, arms: Sequence[str]) -> None:
+    """Print the list for the arm `help` (SystemExit), and for a name like none in the list."""
+    names = [get_optimizer_name(arm) for arm in arms]
+    if HELP in names:
+        print_arms()
+        raise SystemExit
+    for name in names:
+        if name not in RECIPES and not find_near_names(name, list(RECIPES)):
+            print_arms()
+            raise UsageError(f"{flag}: unknown optimizer {name!r}; choose one of these")
+        if name not in RECIPES:
+            raise unknown("optimizer", name, RECIPES)
+
+
+def print_arms() -> None:
+    table = make_table("optimizer", "lr", "", left=1)
+    table.columns[2].justify = "left"
+    for name, recipe in RECIPES.items():
+        missing = recipe.extra is not None and find_spec(recipe.extra) is None
+        needs = f" (not installed: extra {recipe.extra})" if missing else ""
+        table.add_row(*map(Text, (name, f"{recipe.lr:g}", ARM_SUMMARIES[name] + needs)))
+    print_table(table, NOTES)
