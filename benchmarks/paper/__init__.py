@@ -1,0 +1,11 @@
+"""Does the paper hold? From the runs of studies/paper to a verdict on each of its claims.
+
+claims         the 28 claims and how each is judged, fixed before any run
+claim_tests    the tests that a claim can have, on the runs of the studies
+settled        claims that a measurement or a proof decides
+judging        intervals and p values of a test, and verdicts, pure functions
+run_lines      what is kept of a run, in results/paper
+verdict_table  the table and the sections of docs/paper.md
+
+Scripts: `collect_runs` brings finished runs into results/paper, `judge_claims` prints the table.
+"""

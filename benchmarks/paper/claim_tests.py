@@ -1,0 +1,360 @@
+"""The tests that a claim can have, on the runs of studies/paper.
+
+Each test names the runs that it needs and turns them into one effect for each seed, positive in the
+direction of the claim. The two runs of a pair share their seed. A run that diverged has no score:
+its seed is left out of the interval and counted.
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.common.ledger import Run
+from benchmarks.paper.judging import Evidence, weigh_direction, weigh_equivalence, weigh_spread
+from benchmarks.paper.run_lines import Results
+
+STUDIES = Path(__file__).parents[2] / "studies/paper"
+MARGIN = 0.2  # points; within it two things are equal, and a claim without a size says at least it
+EARLY = 1 / 3  # of a run
+
+
+@dataclass(frozen=True)
+class Source:
+    """An arm of a study, at a point of its axes."""
+
+    study: str
+    arm: str
+    point: str = ""
+
+    @property
+    def needed(self) -> int:
+        return count_seeds(self.study)
+
+    def __str__(self) -> str:
+        return f"{self.arm} ({self.point})" if self.point else self.arm
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a test has found."""
+
+    label: str  # what is compared
+    figure: str  # the effect with its interval, in words
+    evidence: Evidence
+    diverged: int = 0  # runs of the arm that the claim speaks for
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a test cannot be done yet."""
+
+    study: str
+    seeds: int  # that have run
+    needed: int
+
+
+class ClaimTest(Protocol):
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The runs that it needs."""
+
+    def run(self, results: Results) -> Outcome | Missing: ...
+
+
+@cache
+def count_seeds(study: str) -> int:
+    """The seeds that the file of a study asks for."""
+    content = tomllib.loads((STUDIES / f"{study}.toml").read_text())
+    return int(content["test"]["seeds"])
+
+
+# ---------------------------------------------------------------------- a number of one run
+
+
+def get_score(run: Run) -> float:
+    """Accuracy in %, or for text the loss in nats."""
+    return math.nan if run.get("diverged") else float(run["score"])
+
+
+def get_loss(run: Run) -> float:
+    return -get_score(run)
+
+
+def get_log_train_loss(run: Run) -> float:
+    return math.nan if run.get("diverged") else math.log(run["train_loss"])
+
+
+def measure_early_drops(run: Run) -> float:
+    """The mean fall of the accuracy from one epoch to the next in the first third, in points."""
+    if run.get("diverged"):
+        return math.nan
+    early = run["curve"][: max(2, round(EARLY * len(run["curve"])))]
+    return math.fsum(max(0.0, a - b) for a, b in pairwise(early)) / (len(early) - 1)
+
+
+UNITS: dict[Callable[[Run], float], str] = {
+    get_score: "points",
+    get_loss: "nats",
+    get_log_train_loss: "log",
+    measure_early_drops: "points an epoch",
+}
+
+
+# ---------------------------------------------------------------------- tests
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Is one arm ahead of another by more than `null`; by less than `claimed`?
+
+    With `claimed_share` the claimed effect is at most that share of the other arm's error: 0.8
+    points of an error of 22 % are much less of one of 5 %.
+    """
+
+    better: Source
+    worse: Source
+    quantity: Callable[[Run], float] = get_score
+    null: float = 0.0
+    claimed: float = MARGIN
+    claimed_share: float | None = None
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return self.better, self.worse
+
+    def run(self, results: Results) -> Outcome | Missing:
+        missing = find_missing(self.sources, results)
+        if missing is not None:
+            return missing
+        ours, theirs = (results.find(s.study, s.arm, s.point) for s in self.sources)
+        effects, diverged = subtract(ours, theirs, self.quantity)
+        claimed = self.claimed
+        if self.claimed_share is not None:
+            scores = [score for run in theirs.values() if math.isfinite(score := get_score(run))]
+            error = 100 - math.fsum(scores) / len(scores)
+            claimed = min(claimed, self.claimed_share * error)
+        evidence = weigh_direction(effects, self.null, claimed)
+        label = f"{self.better} − {self.worse}"
+        return Outcome(label, format_effect(evidence, UNITS[self.quantity]), evidence, diverged)
+
+
+def lose_at_most(
+    margin: float, arm: Source, other: Source, quantity: Callable[[Run], float] = get_score
+) -> Contrast:
+    """Does an arm lose no more than the margin to another?"""
+    return Contrast(arm, other, quantity, null=-margin, claimed=-margin)
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Are two arms within ± `margin` points of each other?"""
+
+    a: Source
+    b: Source
+    margin: float = MARGIN
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return self.a, self.b
+
+    def run(self, results: Results) -> Outcome | Missing:
+        missing = find_missing(self.sources, results)
+        if missing is not None:
+            return missing
+        a, b = (results.find(s.study, s.arm, s.point) for s in self.sources)
+        effects, diverged = subtract(a, b, get_score)
+        evidence = weigh_equivalence(effects, self.margin)
+        label = f"{self.a} − {self.b}"
+        return Outcome(label, format_effect(evidence, "points"), evidence, diverged)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Is the spread over seeds so small that two single runs show a difference?
+
+    Two runs differ by chance by less than 1.96·√2 standard deviations in 95 % of cases.
+    """
+
+    source: Source
+    difference: float  # points, that single runs should show
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return (self.source,)
+
+    def run(self, results: Results) -> Outcome | Missing:
+        missing = find_missing(self.sources, results)
+        if missing is not None:
+            return missing
+        runs = results.find(self.source.study, self.source.arm, self.source.point)
+        scores = [score for run in runs.values() if math.isfinite(score := get_score(run))]
+        limit = self.difference / (1.96 * math.sqrt(2))
+        evidence = weigh_spread(scores, limit)
+        deviation, high, low = (
+            limit / math.exp(v) for v in (evidence.mean, evidence.low, evidence.high)
+        )
+        figure = (
+            f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
+            f"n = {evidence.n}"
+        )
+        return Outcome(f"spread of {self.source}", figure, evidence, len(runs) - len(scores))
+
+
+@dataclass(frozen=True)
+class AdvantageByBatch:
+    """Does the difference of two arms grow with the batch, from the smallest to the largest?
+
+    The effect of a seed is the slope of a line through its differences against log2(batch), times
+    the doublings between the smallest and the largest batch.
+    """
+
+    better: Mapping[int, Source]  # by batch size
+    worse: Mapping[int, Source]
+    claimed: float = MARGIN
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return (*self.better.values(), *self.worse.values())
+
+    def run(self, results: Results) -> Outcome | Missing:
+        missing = find_missing(self.sources, results)
+        if missing is not None:
+            return missing
+        seeds = set(range(min(source.needed for source in self.sources)))
+        doublings = [math.log2(batch) for batch in self.better]
+        effects, diverged = [], 0
+        for seed in sorted(seeds):
+            a, b = (
+                [get_score(results.find(s.study, s.arm, s.point)[seed]) for s in side.values()]
+                for side in (self.better, self.worse)
+            )
+            diverged += sum(map(math.isnan, a))
+            gaps = [x - y for x, y in zip(a, b, strict=True)]
+            effects.append(fit_slope(doublings, gaps) * (max(doublings) - min(doublings)))
+        evidence = weigh_direction(effects, 0.0, self.claimed)
+        ends = min(self.better), max(self.better)
+        label = f"advantage at {ends[1]:,} − advantage at {ends[0]:,}, by a line"
+        return Outcome(label, format_effect(evidence, "points"), evidence, diverged)
+
+
+@dataclass(frozen=True)
+class EpochsToAccuracy:
+    """Does a batch size need at most `factor` times the epochs of a small one?
+
+    The accuracy to reach is the mean of `reference`. Epochs are interpolated between whole runs of
+    several lengths, seed by seed. A seed that does not get there counts as the longest run, which
+    flatters it, so such a test can only speak against the claim.
+    """
+
+    small: Mapping[int, Source]  # by epochs
+    large: Mapping[int, Source]
+    reference: Source
+    factor: float
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return (*self.small.values(), *self.large.values(), self.reference)
+
+    def run(self, results: Results) -> Outcome | Missing:
+        missing = find_missing(self.sources, results)
+        if missing is not None:
+            return missing
+        where = self.reference
+        scores = [
+            get_score(run) for run in results.find(where.study, where.arm, where.point).values()
+        ]
+        target = math.fsum(scores) / len(scores)
+        effects, epochs, short = [], [], 0
+        for seed in range(min(source.needed for source in self.sources)):
+            needed = [
+                find_epochs(
+                    {
+                        n: get_score(results.find(s.study, s.arm, s.point)[seed])
+                        for n, s in side.items()
+                    },
+                    target,
+                )
+                for side in (self.small, self.large)
+            ]
+            short += not needed[1].reached
+            epochs.append([each.epochs for each in needed])
+            effects.append(math.log(needed[0].epochs / needed[1].epochs))
+        evidence = weigh_direction(effects, -math.log(self.factor), -math.log(self.factor))
+        ratio, high, low = (math.exp(-v) for v in (evidence.mean, evidence.low, evidence.high))
+        unreached = f"; {short} of {len(effects)} do not get there" if short else ""
+        figure = (
+            f"{ratio:.2f} [{low:.2f}, {high:.2f}] × the epochs to {target:.1f} %"
+            f"{unreached}, n = {evidence.n}"
+        )
+        first = next(iter(self.large.values())), next(iter(self.small.values()))
+        label = " beside ".join(str(source).partition(",")[0].strip("()") for source in first)
+        return Outcome(label, figure, evidence, short)
+
+
+@dataclass(frozen=True)
+class EpochsNeeded:
+    epochs: float
+    reached: bool  # False: not with the longest run
+
+
+def find_epochs(scores: Mapping[int, float], target: float) -> EpochsNeeded:
+    """Interpolate the epochs to an accuracy, on a logarithmic scale, from whole runs by length.
+
+    If the shortest run is already there, its length is the answer. A run that diverged is not.
+    """
+    lengths = sorted(scores)
+    before: tuple[int, float] | None = None
+    for length in lengths:
+        score = scores[length] if math.isfinite(scores[length]) else -math.inf
+        if score >= target:
+            if before is None or not math.isfinite(before[1]):
+                return EpochsNeeded(float(length), True)
+            share = (target - before[1]) / (score - before[1])
+            return EpochsNeeded(before[0] * (length / before[0]) ** share, True)
+        before = length, score
+    return EpochsNeeded(float(lengths[-1]), False)
+
+
+# ---------------------------------------------------------------------- what tests share
+
+
+def find_missing(sources: Sequence[Source], results: Results) -> Missing | None:
+    """The study that lacks the most seeds."""
+    found = [(results.find(s.study, s.arm, s.point), s) for s in sources]
+    needed = min(source.needed for source in sources)
+    lacking = [
+        Missing(source.study, ended, needed)
+        for runs, source in found
+        if (ended := sum(seed in runs for seed in range(needed))) < needed
+    ]
+    return min(lacking, key=lambda each: each.seeds, default=None)
+
+
+def subtract(
+    a: Mapping[int, Run], b: Mapping[int, Run], quantity: Callable[[Run], float]
+) -> tuple[list[float], int]:
+    """The differences over common seeds where both runs ended well, and how often a diverged."""
+    pairs = [(quantity(a[seed]), quantity(b[seed])) for seed in sorted(a.keys() & b.keys())]
+    finite = [x - y for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+    return finite, sum(not math.isfinite(x) for x, _ in pairs)
+
+
+def fit_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the line with the least squares."""
+    center = math.fsum(x) / len(x)
+    spread = math.fsum((each - center) ** 2 for each in x)
+    return math.fsum((a - center) * b for a, b in zip(x, y, strict=True)) / spread
+
+
+def format_effect(evidence: Evidence, unit: str) -> str:
+    """As in "+0.31 [+0.12, +0.50] points, n = 10"."""
+    digits = 2 if unit.startswith("points") else 3
+    values = (evidence.mean, evidence.low, evidence.high)
+    mean, low, high = (f"{value:+.{digits}f}".replace("-", "−") for value in values)
+    level = "" if evidence.level == 0.95 else f" ({evidence.level:.0%} interval)"
+    return f"{mean} [{low}, {high}] {unit}{level}, n = {evidence.n}"

@@ -1,0 +1,525 @@
+"""The 28 claims of the paper, in our words, and how each is judged. Fixed before any run.
+
+Every claim says what it takes to call it supported, and the effect whose exclusion makes it not
+supported. A claim without a size is read as at least 0.2 points, the margin within which we call
+two things equal. CLAIMS_ON_TEST_SET is the list over which p values are corrected. Changing
+anything here after a study has run has to be said in docs/paper.md.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.paper.claim_tests import (
+    MARGIN,
+    AdvantageByBatch,
+    ClaimTest,
+    Contrast,
+    EpochsToAccuracy,
+    Equivalence,
+    Source,
+    Spread,
+    get_log_train_loss,
+    get_loss,
+    lose_at_most,
+    measure_early_drops,
+)
+from benchmarks.paper.judging import Verdict
+from benchmarks.paper.run_lines import name_point
+from benchmarks.paper.settled import (
+    Measure,
+    compare_cost_with_adam,
+    compare_forces,
+    count_negative,
+    describe_growth,
+    follow_smallest,
+    race_conjugate_gradients,
+    state,
+)
+
+BATCHES = (512, 2048, 8192, 32768)
+LENGTHS = (15, 30, 60)  # epochs
+TARGET_EPOCHS = 30  # of Nesterov at the smallest batch, whose accuracy is to be reached
+# Of the paper's Tables 2 and 4: the least gain, in points and as a share of the baseline's error.
+GAIN, GAIN_SHARE = 0.8, 0.038
+FORCES_GAIN, FORCES_SHARE = 0.5, 0.021
+PLAIN_GAIN, PLAIN_SHARE = 0.8, 0.033
+LARS_LOSS = 0.4  # points, the least that the paper says of LARS
+EPOCH_FACTOR = 258 / 226  # the largest ratio in the paper's Table 3
+LOSS_MARGIN = 0.05  # of the logarithm of the training loss
+NATS_MARGIN = 0.01
+BASELINES = ("nesterov", "rmsprop")
+MAIN = ("main-cifar10", "main-cifar100")
+
+
+@dataclass(frozen=True)
+class Claim:
+    number: int
+    title: str
+    says: str  # what the paper says, in our words
+    where: str  # in the paper
+    run: str  # what is run here
+    rule: str  # when it is supported, and the effect that has to be excluded to reject it
+    tests: tuple[ClaimTest, ...] = ()  # all of them touch the test set
+    measure: Measure | None = None  # for claims that no test over seeds decides
+    limits: str = ""  # what to know before using the verdict
+
+    @property
+    def touches_test_set(self) -> bool:
+        return bool(self.tests)
+
+
+def _scaling(arm: str, batch: int) -> Source:
+    return Source("scaling", arm, name_point(batch_size=batch))
+
+
+def _lengths(arm: str, batch: int) -> dict[int, Source]:
+    return {
+        epochs: Source("scaling-epochs", arm, name_point(batch_size=batch, epochs=epochs))
+        for epochs in LENGTHS
+    }
+
+
+def _by_batch(arm: str) -> dict[int, Source]:
+    small = {128: Source("small-batch", arm)}
+    return small | {batch: _scaling(arm, batch) for batch in BATCHES}
+
+
+CLAIMS = (
+    Claim(
+        1,
+        "Large batches without loss",
+        "Batches of up to 32,000 images train a model as good as the baseline's.",
+        "abstract, Table 3, Figure 3",
+        "`studies/paper/scaling.toml`: Neumann at 2,048, 8,192 and 32,768 beside Nesterov SGD at "
+        "512",
+        "Supported if Neumann loses less than 0.2 points at each of the three batches; not "
+        "supported if it loses more at one of them.",
+        tuple(
+            lose_at_most(MARGIN, _scaling("neumann", batch), _scaling("nesterov", 512))
+            for batch in BATCHES[1:]
+        ),
+        limits="32,768 images are 65 % of CIFAR-10 and leave one step an epoch; the paper's "
+        "32,000 are 2.5 % of ImageNet and leave 40. By share of the data, 1,250 images of "
+        "CIFAR-10 are as many. The paper's Table 3 has 24.0 % error at 32,000, 23.0 % at 1,600, "
+        "and 23.9 % for the baseline.",
+    ),
+    Claim(
+        2,
+        "Linear speed-up",
+        "A larger batch reaches the same accuracy in as many epochs, so steps fall in proportion.",
+        "section 1, Table 3",
+        "`studies/paper/scaling-epochs.toml`: whole runs of 15, 30 and 60 epochs, each with its "
+        "whole schedule; epochs to the mean accuracy of Nesterov SGD at 512 after 30, interpolated",
+        "Supported if Neumann at 2,048, 8,192 and 32,768 each needs at most 1.14 times its epochs "
+        "at 512, the largest ratio in Table 3; not supported if one needs more. A seed that never "
+        "gets there counts as 60 epochs.",
+        tuple(
+            EpochsToAccuracy(
+                _lengths("neumann", 512),
+                _lengths("neumann", batch),
+                _lengths("nesterov", 512)[TARGET_EPOCHS],
+                EPOCH_FACTOR,
+            )
+            for batch in BATCHES[1:]
+        ),
+        limits="As for claim 1: by share of the data, these batches are 1.6 to 26 times the "
+        "paper's largest.",
+    ),
+    Claim(
+        3,
+        "Less error at equal epochs",
+        "At a usual batch size and equal epochs, the error is 0.8 to 0.9 points below the tuned "
+        "baseline's, for every network tried.",
+        "Table 2",
+        "`studies/paper/main-cifar10.toml` and `main-cifar100.toml`: Neumann beside RMSProp and "
+        "Nesterov SGD",
+        "Supported if Neumann is ahead of both on both data sets. The claimed effect is 0.8 "
+        "points, or 3.8 % of the baseline's error where that is less.",
+        tuple(
+            Contrast(
+                Source(study, "neumann"),
+                Source(study, baseline),
+                claimed=GAIN,
+                claimed_share=GAIN_SHARE,
+            )
+            for study in MAIN
+            for baseline in BASELINES
+        ),
+        limits="Another data set and another network than the paper's.",
+    ),
+    Claim(
+        4,
+        "Fewer steps to the same accuracy",
+        "The baseline's accuracy takes 10 to 30 % fewer steps.",
+        "section 4.1",
+        "`studies/paper/shorter-runs.toml`: Neumann for 90 % of the epochs beside the baselines' "
+        "whole runs, each with its whole schedule; 80 and 70 % as well",
+        "Supported if Neumann at 90 % of the length is ahead of both baselines; not supported if "
+        "it is behind one of them.",
+        tuple(
+            Contrast(
+                Source("shorter-runs", "neumann 90%"), Source("shorter-runs", baseline), claimed=0.0
+            )
+            for baseline in BASELINES
+        ),
+        limits="Equal accuracy would be enough for the claim, and stays inconclusive here.",
+    ),
+    Claim(
+        5,
+        "One number to tune",
+        "With the values of Table 1, only the learning rate is left to choose.",
+        "section 1, Table 1",
+        "`studies/paper/sensitivity.toml`: α, β, γ and μ changed one at a time, at the learning "
+        "rate tuned for Table 1",
+        "Supported if no change gains more than 0.2 points on Table 1; not supported if one does.",
+        tuple(
+            lose_at_most(MARGIN, Source("sensitivity", "neumann"), Source("sensitivity", changed))
+            for changed in (
+                "α 1e-8",
+                "α 1e-6",
+                "γ 0.9",
+                "γ 0.999",
+                "μ 0.8",
+                "μ 0.95",
+                "β 1e-6",
+                "β 1e-4",
+            )
+        ),
+        limits="The warm-up and K are claims 14 and 13.",
+    ),
+    Claim(
+        6,
+        "The cost of Adam",
+        "A step takes the computation and the memory of Adam.",
+        "section 4",
+        "`python -m benchmarks.step.time_optimizers`, four networks on an H200",
+        "Supported if the fused step takes no more time and state than torch's fused Adam, to 1 %.",
+        measure=compare_cost_with_adam,
+        limits="Our implementation, not the authors'. [Cost](cost.md) has all rows.",
+    ),
+    Claim(
+        7,
+        "Adam is clearly worse",
+        "On these image models Adam ends well behind both Neumann and RMSProp.",
+        "section 4.1",
+        "`studies/paper/main-cifar10.toml` and `main-cifar100.toml`, the arm of Adam",
+        "Supported if Neumann and RMSProp are ahead of Adam on both data sets; the claimed effect "
+        "is at least 0.2 points.",
+        tuple(
+            Contrast(Source(study, arm), Source(study, "adam"))
+            for study in MAIN
+            for arm in ("neumann", "rmsprop")
+        ),
+        limits="All arms have the same L2 penalty, as was usual in 2017; AdamW is not tested here.",
+    ),
+    Claim(
+        8,
+        "Not by a lower training loss",
+        "The error is lower although the training loss is not.",
+        "section 4.1",
+        "`studies/paper/main-cifar10.toml`: accuracy, and training loss over the last epoch",
+        "Supported if Neumann is ahead of RMSProp and Nesterov SGD in accuracy, and its training "
+        "loss is at most 5 % below theirs; not supported if it is behind by claim 3's measure or "
+        "its loss is lower than that.",
+        tuple(
+            Contrast(
+                Source(MAIN[0], "neumann"),
+                Source(MAIN[0], baseline),
+                claimed=GAIN,
+                claimed_share=GAIN_SHARE,
+            )
+            for baseline in BASELINES
+        )
+        + tuple(
+            lose_at_most(
+                LOSS_MARGIN,
+                Source(MAIN[0], "neumann"),
+                Source(MAIN[0], baseline),
+                get_log_train_loss,
+            )
+            for baseline in BASELINES
+        ),
+        limits="Neumann's training loss is that of the displaced weights, at which it takes its "
+        "gradients.",
+    ),
+    Claim(
+        9,
+        "Oscillations early in training",
+        "Accuracy and loss oscillate early in training, more than the baseline's.",
+        "section 4.1, Figure 1",
+        "`studies/paper/main-cifar10.toml`: the mean fall of the accuracy from epoch to epoch in "
+        "the first third of a run, beside RMSProp as in Figure 1; "
+        "`studies/paper/oscillations.toml` varies μ",
+        "Supported if it falls more with Neumann; the claimed effect is above zero.",
+        (
+            Contrast(
+                Source(MAIN[0], "neumann"),
+                Source(MAIN[0], "rmsprop"),
+                measure_early_drops,
+                claimed=0.0,
+            ),
+        ),
+    ),
+    Claim(
+        10,
+        "The regularizers help, and are not all",
+        "Both regularizers together lower the error, and without them it is still below the "
+        "baseline's.",
+        "Table 4, Figure 5",
+        "`studies/paper/regularizers.toml` at batch 4,096: Neumann, α = β = 0, α = 0, β = 0, "
+        "Nesterov SGD",
+        "Supported if Neumann is ahead of α = β = 0, and that of Nesterov SGD. The claimed "
+        "effects are 0.5 and 0.8 points, or 2.1 and 3.3 % of the error where that is less.",
+        (
+            Contrast(
+                Source("regularizers", "neumann"),
+                Source("regularizers", "no regularizers"),
+                claimed=FORCES_GAIN,
+                claimed_share=FORCES_SHARE,
+            ),
+            Contrast(
+                Source("regularizers", "no regularizers"),
+                Source("regularizers", "nesterov"),
+                claimed=PLAIN_GAIN,
+                claimed_share=PLAIN_SHARE,
+            ),
+        ),
+        limits="The paper's baseline here is RMSProp.",
+    ),
+    Claim(
+        11,
+        "Cubic early, repulsion late",
+        "The cubic term limits steps early in training; the repulsion takes over at the end.",
+        "section 3.1",
+        "`studies/paper/main-cifar10.toml`: both forces and the gradient's norm along every run",
+        "Supported if in every run the cubic force is the larger one in the first third and the "
+        "repulsion in the last; not supported if one of the two fails in every run.",
+        measure=compare_forces,
+    ),
+    Claim(
+        12,
+        "Single runs are enough",
+        "Results hardly vary between initializations, so single runs can be reported.",
+        "section 4, appendix C",
+        "`studies/paper/main-cifar10.toml`: the spread of Neumann over ten seeds",
+        "Supported if two single runs would show a difference of 0.8 points, that is if the "
+        "standard deviation is below 0.29 points; not supported if it is above.",
+        (Spread(Source(MAIN[0], "neumann"), GAIN),),
+        limits="On CIFAR-10, 0.8 points are a large share of the error. For 3.8 % of it, which is "
+        "what they are on ImageNet, the deviation would have to be several times smaller.",
+    ),
+    Claim(
+        13,
+        "A constant K works as well",
+        "The interval between resets may be constant instead of doubling.",
+        "section 3.2",
+        "`studies/paper/reset-interval.toml`: doubling and constant, starting at 2.2, 4.4 and 8.8 "
+        "%",
+        "Supported if both are within ±0.2 points of each other for all three K (two one-sided "
+        "tests); not supported if they differ by more for one.",
+        tuple(
+            Equivalence(
+                Source("reset-interval", f"constant K {share}%"),
+                Source("reset-interval", f"doubling K {share}%"),
+            )
+            for share in ("2.2", "4.4", "8.8")
+        ),
+    ),
+    Claim(
+        14,
+        "An SGD burn-in helps",
+        "A short phase of plain SGD at the start helps.",
+        "section 3.2",
+        "`studies/paper/warm-up.toml`: a warm-up of 2.2 % of the run beside none; 10 % as well",
+        "Supported if 2.2 % is ahead of none; the claimed effect is at least 0.2 points.",
+        (Contrast(Source("warm-up", "2.2%"), Source("warm-up", "none")),),
+    ),
+    Claim(
+        15,
+        "Reusing a mini-batch pays less and less",
+        "Every further step on the same mini-batch gives less.",
+        "section 3.2",
+        "`studies/paper/idealized.toml`: Algorithm 1 with K = 0 to 8 at equal numbers of gradients",
+        "Supported if K = 1 is ahead of K = 3, and that of K = 8; the claimed effects are at "
+        "least 0.2 points.",
+        tuple(
+            Contrast(Source("idealized", f"K {few}"), Source("idealized", f"K {many}"))
+            for few, many in ((1, 3), (3, 8))
+        ),
+    ),
+    Claim(
+        16,
+        "Krylov methods are too slow",
+        "Hessian–vector products cost more than conjugate gradients and the like gain from them.",
+        "section 2.1, appendix A",
+        "`studies/paper/krylov.toml`: conjugate gradients with the Gauss–Newton matrix and with "
+        "the Hessian, by the clock",
+        "Supported if neither reaches Neumann's training loss in the time Neumann takes; not "
+        "supported if one does.",
+        measure=race_conjugate_gradients,
+        limits="Our conjugate gradients; a faster solver may exist.",
+    ),
+    Claim(
+        17,
+        "The largest eigenvalue grows almost linearly",
+        "The largest eigenvalue of mini-batch Hessians grows along training, almost linearly.",
+        "appendix A, Figure 4",
+        "`python -m benchmarks.spectrum.along_training`: ResNet-9 on CIFAR-10, batch 128, 16 "
+        "points, three mini-batches, converged",
+        "A line needs a run at a constant learning rate, over several seeds. The run that we have "
+        "lets it fall to zero.",
+        measure=describe_growth,
+        limits="One network, one run of ten epochs.",
+    ),
+    Claim(
+        18,
+        "The smallest eigenvalue tends to zero",
+        "The most negative eigenvalue goes to zero along training.",
+        "appendix A, Figure 4",
+        "the same run of `python -m benchmarks.spectrum.along_training`, with Lanczos runs that "
+        "have converged instead of ten steps",
+        "Not supported if its magnitude does not fall over the last two thirds of the run.",
+        measure=follow_smallest,
+        limits="One network, one run of ten epochs. Relative to λmax it does go down, which is "
+        "what the paper's μ needs.",
+    ),
+    Claim(
+        19,
+        "Many large negative eigenvalues at the start",
+        "A new network's Hessian has many large negative eigenvalues.",
+        "section 3.1",
+        "`python -m benchmarks.spectrum.at_initialization`: the density of eigenvalues of "
+        "ResNet-9 for several draws of its weights",
+        "Supported if each draw has at least ten eigenvalues below −10 % of λmax; not supported "
+        "if none has.",
+        measure=count_negative,
+    ),
+    Claim(
+        20,
+        "A shift finds the smallest eigenvalue",
+        "Shifting the Hessian by λmax lets Lanczos find its most negative eigenvalue.",
+        "appendix A",
+        "an example and the reason, [Ten steps are not "
+        "enough](spectrum.md#ten-steps-are-not-enough), which runs as a test",
+        "Supported if the shift finds a λmin that the same number of steps does not find without "
+        "it.",
+        measure=state(
+            Verdict.NOT_SUPPORTED,
+            "the shifted Hessian has the same Krylov space, so Lanczos finds the same λmin, with "
+            "the same error",
+        ),
+        limits="The shift does help the power method, and the shifted matrix does have λmin at "
+        "the end of largest magnitude. λmin itself can be had: it takes more steps, not a shift.",
+    ),
+    Claim(
+        21,
+        "A gradient at a displaced point carries curvature",
+        "The gradient at the displaced point is the gradient plus a Hessian–vector product, to "
+        "first order.",
+        "section 2.2",
+        "tests, in float64: `tests/theory/test_idealized.py` (exact on quadratics) and "
+        "`tests/spectrum/operators/test_finite_differences.py` (networks)",
+        "Supported if the tests hold it.",
+        measure=state(
+            Verdict.SUPPORTED, "exact on quadratics, to second order in the step elsewhere"
+        ),
+    ),
+    Claim(
+        22,
+        "The two loops flatten into Algorithm 2",
+        "Algorithm 2 is the two-loop form with displaced weights stored, the same iteration.",
+        "section 3.2",
+        "tests, in float64: `tests/theory/test_two_loops.py`",
+        "Supported if both give the same weights.",
+        measure=state(
+            Verdict.NOT_SUPPORTED,
+            "not as printed: Algorithm 1 moves the weights once, by the last term, and Algorithm "
+            "2 by every term",
+        ),
+        limits="Between resets Algorithm 2 is the inner loop whose weights move with every term. "
+        "That is a different iteration, and not a worse one: the algorithm itself is well defined.",
+    ),
+    Claim(
+        23,
+        "It gains more from large batches than SGD",
+        "Larger batches suit the method: its advantage over SGD grows with the batch.",
+        "section 3.2",
+        "`studies/paper/small-batch.toml` (128) and `studies/paper/scaling.toml`: the difference "
+        "to Nesterov SGD by batch size",
+        "Supported if the difference grows from 128 to 32,768, by a line through all batches for "
+        "each seed; the claimed effect is at least 0.2 points.",
+        (AdvantageByBatch(_by_batch("neumann"), _by_batch("nesterov")),),
+    ),
+    Claim(
+        24,
+        "CIFAR without any change",
+        "The same values work on CIFAR-10 and CIFAR-100.",
+        "section 4",
+        "`studies/paper/main-cifar10.toml` and `main-cifar100.toml`, the arm with Table 1 to the "
+        "letter: five epochs of warm-up, K from ten epochs on",
+        "Supported if it loses less than 0.2 points to Nesterov SGD on both; not supported if it "
+        "loses more on one.",
+        tuple(
+            lose_at_most(MARGIN, Source(study, "table 1"), Source(study, "nesterov"))
+            for study in MAIN
+        ),
+        limits="The paper gives no figures for CIFAR, so we hold it to the usual optimizer.",
+    ),
+    Claim(
+        25,
+        "No gain with clipped gradients",
+        "For a recurrent model whose gradients are clipped hard there is no gain.",
+        "section 4.4",
+        "`studies/paper/clipping.toml`: a GRU on text, beside Adam, at four clipping norms",
+        "Supported if Neumann is at most 0.01 nats ahead of Adam at the two smallest norms; not "
+        "supported if it is further ahead at one.",
+        tuple(
+            lose_at_most(
+                NATS_MARGIN,
+                Source("clipping", "adam", name_point(clip_grad=norm)),
+                Source("clipping", "neumann", name_point(clip_grad=norm)),
+                get_loss,
+            )
+            for norm in (0.05, 0.25)
+        ),
+        limits="A small GRU on text, not Tacotron.",
+    ),
+    Claim(
+        26,
+        "Better than LARS and linear scaling",
+        "At large batches it beats LARS and SGD with a scaled learning rate.",
+        "section 4.2",
+        "`studies/paper/scaling.toml` at 8,192 and 32,768: LARS, and Nesterov SGD with its "
+        "learning rate tuned at each batch",
+        "Supported if Neumann is ahead of both at both batches. The claimed effect is 0.4 points "
+        "for LARS, and at least 0.2 for SGD.",
+        tuple(
+            Contrast(_scaling("neumann", batch), _scaling(arm, batch), claimed=claimed)
+            for batch in (8192, 32768)
+            for arm, claimed in (("lars", LARS_LOSS), ("nesterov", MARGIN))
+        ),
+        limits="A rate tuned at each batch is a stronger baseline than linear scaling.",
+    ),
+    Claim(
+        27,
+        "Accumulation changes nothing",
+        "Gradients accumulated over micro-batches, or computed by many devices, train alike.",
+        "section 4.2",
+        "`studies/paper/accumulation.toml`: a batch of 4,096 at once and in eight parts; tests of "
+        "two and four processes compare weights with those of one",
+        "Supported if the accuracies are within ±0.2 points of each other (two one-sided tests); "
+        "not supported if they differ by more.",
+        (Equivalence(Source("accumulation", "accumulated"), Source("accumulation", "whole")),),
+    ),
+    Claim(
+        28,
+        "The figures on ImageNet",
+        "The errors and epochs of Tables 2 to 4 themselves.",
+        "Tables 2 to 4",
+        "nothing: recipes for the four networks and their baselines in `studies/imagenet`, ready "
+        "for a folder of ImageNet",
+        "Needs ImageNet and many GPU days.",
+        measure=state(Verdict.NOT_TESTABLE, "we have no ImageNet here"),
+    ),
+)
+
+CLAIMS_ON_TEST_SET = (1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14, 15, 23, 24, 25, 26, 27)

@@ -1,0 +1,204 @@
+"""From results to verdicts, and from verdicts to the table and the sections of docs/paper.md."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.common.markdown import format_table
+from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source
+from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
+from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
+from benchmarks.paper.run_lines import Results
+from neumann.lab.studies.study_files import SEARCH
+
+PLACE = re.compile(r"(<!-- paper (.+?) -->\n).*?(<!-- end of paper -->)", re.DOTALL)
+STUDY = re.compile(r"`(?:studies/paper/)?([\w-]+)\.toml`")
+COUNTED = {
+    Verdict.SUPPORTED: "supported",
+    Verdict.SMALLER: "supported with a smaller effect",
+    Verdict.NOT_SUPPORTED: "not supported",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.NOT_RUN: "waiting for runs",
+    Verdict.NOT_TESTABLE: "not testable here",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim with its verdict."""
+
+    claim: Claim
+    verdict: Verdict
+    figure: str  # the result that decides, in words
+    details: tuple[str, ...] = ()  # all results
+    notes: tuple[str, ...] = ()  # about the runs
+
+
+def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row]:
+    """Judge all claims together, because p values are corrected over all of them."""
+    outcomes = {
+        claim.number: [test.run(results) for test in claim.tests] for claim in claims if claim.tests
+    }
+    findings = {
+        number: combine([each.evidence for each in found if isinstance(each, Outcome)])
+        for number, found in outcomes.items()
+        if not any(isinstance(each, Missing) for each in found)
+    }
+    listed = CLAIMS_ON_TEST_SET if claims is CLAIMS else tuple(outcomes)
+    corrected = correct_findings(findings, listed)
+    rows = []
+    for claim in claims:
+        if claim.number in corrected:
+            found = [each for each in outcomes[claim.number] if isinstance(each, Outcome)]
+            row = _judge_tests(claim, found, corrected[claim.number][1])
+        elif claim.tests:
+            row = _describe_missing(claim, outcomes[claim.number])
+        else:
+            row = _judge_measure(claim, results)
+        rows.append(row)
+    return [_add_notes(row, results) for row in rows]
+
+
+def _judge_tests(claim: Claim, found: Sequence[Outcome], corrected: Finding) -> Row:
+    diverged = sum(each.diverged for each in found)
+    verdict = judge(corrected, may_support=diverged == 0)
+    against = verdict in (Verdict.NOT_SUPPORTED, Verdict.SMALLER)
+    decisive = (
+        min(found, key=lambda each: each.evidence.p_against)
+        if against
+        else max(found, key=lambda each: each.evidence.p_for)
+    )
+    p = corrected.p_against if verdict is Verdict.NOT_SUPPORTED else corrected.p_for
+    figure = f"{decisive.label}: {decisive.figure}, corrected p {format_p(p)}"
+    if len(found) > 1:
+        figure += f" (the one that decides, of {len(found)})"
+    details = tuple(f"{each.label}: {each.figure}" for each in found)
+    notes = (f"{diverged} runs diverged or did not get there",) if diverged else ()
+    return Row(claim, verdict, figure, details, notes)
+
+
+def _describe_missing(claim: Claim, found: Sequence[Outcome | Missing]) -> Row:
+    missing = {each.study: each for each in found if isinstance(each, Missing)}
+    figure = "; ".join(
+        f"{each.study}: {each.seeds} of {each.needed} seeds" for each in missing.values()
+    )
+    details = tuple(f"{each.label}: {each.figure}" for each in found if isinstance(each, Outcome))
+    return Row(claim, Verdict.NOT_RUN, figure, details)
+
+
+def _judge_measure(claim: Claim, results: Results) -> Row:
+    settled = claim.measure(results) if claim.measure is not None else None
+    if settled is None:
+        return Row(claim, Verdict.NOT_RUN, "")
+    return Row(claim, settled.verdict, settled.figure)
+
+
+def _add_notes(row: Row, results: Results) -> Row:
+    """Name the learning rates that were chosen at an edge of their range."""
+    sources = dict.fromkeys(source for test in row.claim.tests for source in test.sources)
+    edges = [text for source in sources if (text := find_edge(source, results))]
+    if not edges:
+        return row
+    note = f"chosen at an edge of the range of learning rates: {', '.join(edges)}"
+    return Row(row.claim, row.verdict, row.figure, row.details, (*row.notes, note))
+
+
+def find_edge(source: Source, results: Results) -> str | None:
+    """The arm with its learning rate, if that was the lowest or the highest tried."""
+    tried = sorted(
+        {
+            run["lr"]
+            for key, run in results.open(source.study).runs.items()
+            if key.stage == SEARCH
+            and key.point == source.point
+            and key.arm.rpartition(" at ")[0] == source.arm
+        }
+    )
+    tested = {run["lr"] for run in results.find(source.study, source.arm, source.point).values()}
+    at_edge = sorted(tested & {*tried[:1], *tried[-1:]})
+    return f"{source} at {at_edge[0]:g}" if at_edge else None
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def fill_page(page: str, rows: Sequence[Row]) -> str:
+    """The page with its generated parts up to date."""
+    parts = {
+        "count": count_verdicts(rows),
+        "table": format_rows(rows, links=True),
+        "claims": "\n\n".join(format_section(row) for row in rows),
+    }
+
+    def fill(place: re.Match[str]) -> str:
+        before, name, after = place.groups()
+        return f"{before}{parts[name]}\n{after}"
+
+    return PLACE.sub(fill, page)
+
+
+def count_verdicts(rows: Sequence[Row]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    words = [f"{counts[verdict]} {word}" for verdict, word in COUNTED.items() if counts[verdict]]
+    return f"Of {len(rows)} claims: {', '.join(words)}."
+
+
+def format_rows(rows: Sequence[Row], *, links: bool = False) -> str:
+    return format_table(
+        ("#", "claim", "what was run", "figure", "verdict"),
+        "rllll",
+        [
+            (
+                str(row.claim.number),
+                f"[{row.claim.title}](#{make_anchor(row.claim)})" if links else row.claim.title,
+                name_runs(row.claim),
+                row.figure.replace("|", "\\|"),
+                f"**{row.verdict}**" if links else row.verdict,
+            )
+            for row in rows
+        ],
+    )
+
+
+def name_runs(claim: Claim) -> str:
+    """The studies of a claim, or what else it rests on, in a few words."""
+    studies = list(dict.fromkeys(STUDY.findall(claim.run)))
+    if studies:
+        return ", ".join(studies)
+    command = re.search(r"python -m benchmarks\.(\w+\.\w+)", claim.run)
+    if command:
+        return command[1]
+    return claim.run.partition(":")[0].partition(",")[0].partition(" in `")[0]
+
+
+def format_section(row: Row) -> str:
+    claim = row.claim
+    lines = [
+        f"### {make_heading(claim)}",
+        "",
+        f"- **The paper** ({claim.where}): {claim.says}",
+        f"- **Run:** {claim.run}.",
+        f"- **Rule:** {claim.rule}",
+        f"- **Result:** {row.figure}." if row.figure else "- **Result:** none yet.",
+    ]
+    lines += [f"    - {detail}" for detail in row.details if len(row.details) > 1]
+    lines += [f"- **To know:** {claim.limits}"] if claim.limits else []
+    lines += [f"- **About the runs:** {note}." for note in row.notes]
+    return "\n".join([*lines, f"- **Verdict: {row.verdict}.**"])
+
+
+def make_heading(claim: Claim) -> str:
+    return f"{claim.number}. {claim.title}"
+
+
+def make_anchor(claim: Claim) -> str:
+    return re.sub(r"[^\w\- ]", "", make_heading(claim).lower()).replace(" ", "-")
+
+
+def format_p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.2g}"
+
+
+def list_sources(tests: Sequence[ClaimTest]) -> set[Source]:
+    return {source for test in tests for source in test.sources}

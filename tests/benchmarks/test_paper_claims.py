@@ -1,0 +1,309 @@
+"""From the folders of studies to verdicts: what is collected, the list of claims, the table."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.ledger import Ledger
+from benchmarks.paper import claim_tests
+from benchmarks.paper.claim_tests import Contrast, EpochsToAccuracy, Source, count_seeds, get_loss
+from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
+from benchmarks.paper.collect_runs import add_runs
+from benchmarks.paper.judge_claims import PAGE
+from benchmarks.paper.judging import Verdict
+from benchmarks.paper.run_lines import Results, RunKey, collect_study, name_point
+from benchmarks.paper.settled import compare_forces, count_negative, race_conjugate_gradients
+from benchmarks.paper.verdict_table import (
+    PLACE,
+    count_verdicts,
+    fill_page,
+    find_edge,
+    format_rows,
+    judge_claims,
+)
+from neumann.lab.errors import UsageError
+from neumann.lab.studies.comparison import Session
+from neumann.lab.studies.study_toml import read_study_toml
+
+ROOT = Path(__file__).parents[2]
+STUDY = """
+title = "Batches"
+[settings]
+data = "digits"
+epochs = 2
+device = "cpu"
+log_every = 5
+[arms.neumann]
+opt = "neumann:warmup=10%"
+[arms.base]
+opt = "sgd"
+[axes]
+batch_size = [128, 256]
+[tuning]
+lr = "0.1:0.4:3"
+at = {batch_size = 128}
+[test]
+seeds = 2
+"""
+
+
+# ---------------------------------------------------------------------- the list of claims
+
+
+def test_all_claims_are_listed_once():
+    assert [claim.number for claim in CLAIMS] == list(range(1, 29))
+    for claim in CLAIMS:
+        assert bool(claim.tests) != bool(claim.measure), claim.number
+        assert claim.title.isascii()  # GitHub and the site make other anchors of other letters
+
+
+def test_p_is_corrected_over_exactly_the_claims_that_touch_the_test_set():
+    touching = tuple(claim.number for claim in CLAIMS if claim.touches_test_set)
+    assert touching == CLAIMS_ON_TEST_SET
+    assert len(touching) == 18
+
+
+def test_claims_name_runs_that_the_studies_plan(tmp_path):
+    sources = {source for claim in CLAIMS for test in claim.tests for source in test.sources}
+    planned = set()
+    for study in {source.study for source in sources}:
+        found = read_study_toml(ROOT / f"studies/paper/{study}.toml", tmp_path)
+        for point in found.points:
+            name = "" if point.folder == tmp_path else point.folder.name
+            arms = [arm.partition("=")[0] for arm in point.config.arms]
+            planned |= {Source(study, arm, name) for arm in arms}
+            assert point.config.seeds == count_seeds(study)
+    assert sources - planned == set()
+
+
+# ---------------------------------------------------------------------- collecting
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    file = tmp_path_factory.mktemp("study") / "batches.toml"
+    file.write_text(STUDY)
+    study = read_study_toml(file, file.parent / "batches")
+    study.write()
+    study.test(study.search(Session()), Session())
+    return study.folder
+
+
+@pytest.mark.slow
+def test_runs_of_a_study_are_collected_once(folder, tmp_path):
+    found = collect_study(folder)
+    stages = [key.stage for key in found]
+    assert (stages.count("search"), stages.count("final")) == (6, 8)
+    results = Results(tmp_path / "new")
+    assert add_runs(results.open("batches"), found) == 14
+    again = Results(tmp_path / "new")
+    assert add_runs(again.open("batches"), found) == 0
+    assert again.open("batches").path.stat().st_size < 20_000
+    for point in (name_point(batch_size=128), name_point(batch_size=256)):
+        runs = again.find("batches", "neumann", point)
+        for seed, run in runs.items():
+            place = folder / point / ("final" if point.endswith("128") else "")
+            summary = json.loads((place / f"neumann/seed-{seed}/summary.json").read_text())
+            assert run["score"] == summary["accuracy"]
+            assert run["curve"][-1] == pytest.approx(summary["accuracy"], rel=1e-3)
+            assert len(run["curve"]) == len(run["train_loss_curve"]) == 2
+            assert all(0 < share <= 1 for share, *_ in run["forces"])
+        assert sorted(runs) == [0, 1]
+    assert "forces" not in again.find("batches", "base", name_point(batch_size=128))[0]
+    assert find_edge(Source("batches", "neumann", "batch_size=128"), again) in (
+        None,
+        "neumann (batch_size=128) at 0.1",
+        "neumann (batch_size=128) at 0.4",
+    )
+
+
+@pytest.mark.slow
+def test_a_result_is_not_replaced(folder, tmp_path):
+    found = collect_study(folder)
+    ledger = Ledger(tmp_path / "batches.jsonl", RunKey)
+    add_runs(ledger, found)
+    key = next(iter(found))
+    changed = {**found, key: {**found[key], "score": 12.5}}
+    with pytest.raises(UsageError, match=r"has score .* but the folder has 12\.5"):
+        add_runs(ledger, changed)
+
+
+# ---------------------------------------------------------------------- verdicts on invented runs
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A study of five seeds; returns a function that records the scores of an arm."""
+    (tmp_path / "one.toml").write_text("[test]\nseeds = 5\n")
+    monkeypatch.setattr(claim_tests, "STUDIES", tmp_path)
+    count_seeds.cache_clear()
+    ledger = Ledger(tmp_path / "one.jsonl", RunKey)
+
+    def record(arm, scores, point="", **fields):
+        for seed, score in enumerate(scores):
+            result = {"diverged": True} if score is None else {"score": score}
+            ledger.add(RunKey("final", point, arm, seed), {"lr": 0.1, **result, **fields})
+
+    yield record
+    count_seeds.cache_clear()
+
+
+def make_claim(number, *tests):
+    return Claim(number, f"Claim {number}", "It is so.", "here", "`one.toml`", "A rule.", tests)
+
+
+AHEAD = Contrast(Source("one", "neumann"), Source("one", "base"), claimed=0.8)
+
+
+def test_seeds_that_are_missing_are_counted(study, tmp_path):
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert (row.verdict, row.figure) == (Verdict.NOT_RUN, "one: 0 of 5 seeds")
+    study("neumann", [94.0] * 5)
+    study("base", [93.0] * 3)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert (row.verdict, row.figure) == (Verdict.NOT_RUN, "one: 3 of 5 seeds")
+
+
+def test_pairs_of_a_seed_are_compared(study, tmp_path):
+    """The seeds differ by points, the pairs by less than a tenth."""
+    study("neumann", [91.00, 92.05, 93.0, 94.1, 95.0])
+    study("base", [90.05, 91.05, 91.95, 93.0, 94.1])
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert row.verdict == Verdict.SUPPORTED
+    assert row.figure == ("neumann − base: +1.00 [+0.90, +1.10] points, n = 5, corrected p < 0.001")
+
+
+def test_a_share_of_the_error_can_be_the_claimed_effect(study, tmp_path):
+    """0.14 ± 0.09 points exclude 0.8 points, but not 3.8 % of an error of 5 %."""
+    study("neumann", [95.05, 95.15, 95.25, 95.1, 95.15])
+    study("base", [95.0] * 5)
+    by_points = make_claim(1, AHEAD)
+    by_share = make_claim(1, dataclasses.replace(AHEAD, claimed_share=0.038))
+    assert judge_claims(Results(tmp_path), [by_points])[0].verdict == Verdict.SMALLER
+    assert judge_claims(Results(tmp_path), [by_share])[0].verdict == Verdict.SUPPORTED
+
+
+def test_a_claim_is_judged_beside_the_others(study, tmp_path):
+    """p = 0.047 is evidence for one claim alone, and not for one of two."""
+    study("neumann", [94.0, 94.2, 94.4, 94.1, 94.8])
+    study("base", [93.9] * 5)
+    single = dataclasses.replace(AHEAD, claimed=0.2)
+    other = Contrast(Source("one", "neumann"), Source("one", "other"))
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, single)])
+    assert (row.verdict, row.figure[-9:]) == (Verdict.SUPPORTED, "p = 0.047")
+    row, waiting = judge_claims(Results(tmp_path), [make_claim(1, single), make_claim(2, other)])
+    assert (row.verdict, row.figure[-9:]) == (Verdict.INCONCLUSIVE, "p = 0.095")
+    assert waiting.verdict == Verdict.NOT_RUN
+
+
+def test_an_arm_that_diverged_is_named(study, tmp_path):
+    study("neumann", [94.0, 94.1, None, 94.1, 94.0])
+    study("base", [93.0, 93.2, 93.1, 93.0, 93.1])
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert row.verdict == Verdict.INCONCLUSIVE
+    assert "n = 4" in row.figure
+    assert row.notes == ("1 runs diverged or did not get there",)
+
+
+def test_losses_count_the_other_way(study, tmp_path):
+    study("neumann", [1.50, 1.51, 1.52, 1.50, 1.51])
+    study("base", [1.60, 1.62, 1.61, 1.60, 1.62])
+    ahead = dataclasses.replace(AHEAD, quantity=get_loss, claimed=0.05)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, ahead)])
+    assert row.verdict == Verdict.SUPPORTED
+    assert "nats" in row.figure
+
+
+def test_epochs_by_whole_runs(study, tmp_path):
+    """At the large batch every accuracy takes twice the epochs."""
+    small, large = ({n: Source("one", "neumann", f"{b},{n}") for n in (15, 30)} for b in "sl")
+    for epochs in (15, 30):
+        base = 90 + 2 * math.log2(epochs / 15)
+        study("neumann", [base + 0.01 * k for k in range(5)], f"s,{epochs}")
+        study("neumann", [base - 2 + 0.012 * k for k in range(5)], f"l,{epochs}")
+    study("nesterov", [90.1] * 5)
+    test = EpochsToAccuracy(small, large, Source("one", "nesterov"), 1.14)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(2, test)])
+    assert row.verdict == Verdict.NOT_SUPPORTED
+    assert "5 of 5 do not get there" in row.figure
+    equal = EpochsToAccuracy(small, small, Source("one", "nesterov"), 1.14)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(2, equal)])
+    assert "1.00 [1.00, 1.00] × the epochs to 90.1 %" in row.figure
+
+
+def test_forces_along_runs(tmp_path):
+    ledger = Ledger(tmp_path / "main-cifar10.jsonl", RunKey)
+    results = Results(tmp_path)
+    assert compare_forces(results) is None
+    along = [[0.1, 3.0, 1.0, 100.0], [0.3, 2.0, 1.0, 100.0], [0.9, 0.1, 1.0, 50.0]]
+    ledger.add(RunKey("final", "", "neumann", 0), {"score": 94.0, "forces": along})
+    found = compare_forces(Results(tmp_path))
+    assert found.verdict == Verdict.SUPPORTED
+    assert "at most 3.0 % of the gradient" in found.figure
+    late = [[share, 1.0, 0.5, 100.0] for share in (0.1, 0.5, 0.9)]
+    ledger.add(RunKey("final", "", "neumann", 1), {"score": 94.0, "forces": late})
+    assert compare_forces(Results(tmp_path)).verdict == Verdict.INCONCLUSIVE
+
+
+def test_conjugate_gradients_by_the_clock(tmp_path):
+    ledger = Ledger(tmp_path / "krylov.jsonl", RunKey)
+
+    def record(arm, seconds, curve):
+        run = {"seconds": seconds, "train_loss": curve[-1], "train_loss_curve": curve}
+        ledger.add(RunKey("final", "", arm, 0), run)
+
+    record("neumann", 10.0, [1.0, 0.5])
+    record("cg Hessian", 100.0, [1.5, 1.2])
+    assert race_conjugate_gradients(Results(tmp_path)) is None
+    record("cg Gauss-Newton", 40.0, [0.9, 0.4, 0.3, 0.2])
+    found = race_conjugate_gradients(Results(tmp_path))
+    assert found.verdict == Verdict.SUPPORTED
+    assert "cg Gauss-Newton: there in 20 s" in found.figure
+    record("cg Gauss-Newton", 12.0, [0.9, 0.4, 0.3, 0.2])
+    assert race_conjugate_gradients(Results(tmp_path)).verdict == Verdict.NOT_SUPPORTED
+
+
+def test_eigenvalues_of_a_new_network(tmp_path):
+    def measure(*counts):
+        measurements = [
+            {
+                "step": 0,
+                "smallest": -18.0,
+                "largest": 16.0,
+                "parameters": 6_573_120,
+                "beyond": [{"share": 0.1, "below": {"count": count}}],
+            }
+            for count in counts
+        ]
+        (tmp_path / "at-initialization.json").write_text(json.dumps({"measurements": measurements}))
+        return count_negative(Results(tmp_path)).verdict
+
+    assert count_negative(Results(tmp_path)) is None
+    assert measure(12.0, 40.0) == Verdict.SUPPORTED
+    assert measure(2.0, 40.0) == Verdict.INCONCLUSIVE
+    assert measure(2.0, 3.0) == Verdict.NOT_SUPPORTED
+
+
+# ---------------------------------------------------------------------- the table and the page
+
+
+def test_without_results_all_rows_are_there(tmp_path):
+    rows = judge_claims(Results(tmp_path))
+    table = format_rows(rows).splitlines()
+    assert len(table) == 2 + 28
+    assert table[5].startswith("| 4 | Fewer steps to the same accuracy | shorter-runs |")
+    assert all(line.count("|") == 6 for line in table)
+    verdicts = {row.claim.number: row.verdict for row in rows}
+    assert {n for n in CLAIMS_ON_TEST_SET if verdicts[n] != Verdict.NOT_RUN} == set()
+    assert verdicts[28] == Verdict.NOT_TESTABLE
+    assert count_verdicts(rows).startswith("Of 28 claims: 2 supported, 3 not supported")
+
+
+def test_the_page_is_up_to_date():
+    """If this fails, run python -m benchmarks.paper.judge_claims --update."""
+    page = PAGE.read_text()
+    assert {name for _, name, _ in PLACE.findall(page)} == {"count", "table", "claims"}
+    assert fill_page(page, judge_claims(Results(ROOT / "results/paper"))) == page
