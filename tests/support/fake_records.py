@@ -130,6 +130,25 @@ def fake_sweep(
     return folder
 
 
+def fake_study(
+    folder: Path, arms: dict[str, dict], points: list[str], axes: dict | None = None
+) -> Path:
+    """Write a study with axes, whose last point has not started."""
+    for name in points[:-1]:
+        fake_comparison(folder / name, arms, seeds=3, epochs=2)
+    values = [dict(pair.split("=") for pair in name.split(",")) for name in points]
+    values = [{key: int(value) for key, value in each.items()} for each in values]
+    content = {
+        "title": "Batches",
+        "about": "A & B.",
+        "axes": axes or {"batch_size": [each["batch_size"] for each in values]},
+        "points": [{"folder": n, "values": v} for n, v in zip(points, values, strict=True)],
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(content))
+    return folder
+
+
 def _lr(opt: str) -> float:
     try:
         return Arm.parse(opt).lr()

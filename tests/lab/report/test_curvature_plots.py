@@ -126,7 +126,7 @@ def test_a_comparison_on_the_page(tmp_path):
     arms = {"neumann:warmup_epochs=1": {}, "sgd": {"spectrum": 0}, "adam": {"diverged": 50}}
     folder = fake_comparison(tmp_path / "c", arms, 2, spectrum=10)
     found = plots_of(folder)
-    drawn = {("neumann:warmup_epochs=1", part) for part in BATCHES}
+    drawn = {("neumann", part) for part in BATCHES}
     assert parts(found["curvature-largest"]) == drawn | {("adam", "diverged")}
     assert [point.label for point in found["curvature-largest"].points] == ["adam", "adam"]
     assert "means over the seeds" in explain_marks(list(found.values()))

@@ -101,11 +101,11 @@ def test_marks_are_explained(tmp_path):
     often = "neumann:warmup_epochs=0,reset_epochs=0.05,reset_growth=1"
     assert explain("sgd") == ""
     both = "neumann:warmup_epochs=1"
-    assert explain(both) == f"Shaded: the warm-up of {both}; dotted: its resets."
+    assert explain(both) == "Shaded: the warm-up of neumann; dotted: its resets."
     assert explain("neumann", ended=2) == "Shaded: the warm-up of neumann."
-    assert explain("neumann:warmup_epochs=0") == "Dotted: the resets of neumann:warmup_epochs=0."
-    assert explain(often) == f"The 120 resets of {often} are too many to mark."
+    assert explain("neumann:warmup_epochs=0") == "Dotted: the resets of neumann."
+    assert explain(often) == "The 120 resets of neumann are too many to mark."
     assert explain(both, "old", timetable=False) == (
-        f"Shaded: the warm-up of {both}; dotted: its resets. "
+        "Shaded: the warm-up of neumann; dotted: its resets. "
         "Older records: only resets that a recorded line mentions are marked."
     )

@@ -7,31 +7,15 @@ import pytest
 from neumann.lab.report import write_report
 from neumann.lab.report.points import has_points, plot_points, read_overview, tabulate_points
 from neumann.lab.storage.reading import RecordsError
-from tests.support.fake_records import fake_comparison
+from tests.support.fake_records import fake_study
 
 ARMS = {"neumann=neumann:lr=0.2": {}, "base=sgd:lr=0.4": {}}
-
-
-def fake_study(folder, points, axes=None):
-    for name in points[:-1]:  # the last one has not started
-        fake_comparison(folder / name, ARMS, seeds=3, epochs=2)
-    values = [dict(pair.split("=") for pair in name.split(",")) for name in points]
-    values = [{key: int(value) for key, value in each.items()} for each in values]
-    content = {
-        "title": "Batches",
-        "about": "A & B.",
-        "axes": axes or {"batch_size": [each["batch_size"] for each in values]},
-        "points": [{"folder": n, "values": v} for n, v in zip(points, values, strict=True)],
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(content))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     names = ["batch_size=64", "batch_size=1024", "batch_size=4096"]
-    return fake_study(tmp_path_factory.mktemp("study") / "x", names)
+    return fake_study(tmp_path_factory.mktemp("study") / "x", ARMS, names)
 
 
 def test_tables_have_a_column_for_each_point(study):
@@ -39,9 +23,9 @@ def test_tables_have_a_column_for_each_point(study):
     assert overview.arms == ["neumann", "base"]
     scores, ahead = tabulate_points(overview)
     assert [cell.text for cell in scores.titles[1:]] == [
-        "batch_size 64",
-        "batch_size 1024",
-        "batch_size 4096",
+        "batch size 64",
+        "batch size 1024",
+        "batch size 4096",
     ]
     assert [row[0].text for row in scores.rows] == ["neumann", "base"]
     assert "±" in scores.rows[0][1].text
@@ -53,7 +37,7 @@ def test_tables_have_a_column_for_each_point(study):
 
 def test_scores_are_plotted_along_an_axis_of_numbers(study):
     (plot,) = plot_points(read_overview(study))
-    assert plot.title == "Accuracy, % by batch_size"
+    assert plot.title == "Accuracy, % by batch size"
     assert plot.log_x
     assert [curve.label for curve in plot.curves] == ["neumann", "base"]
     assert plot.curves[0].x == (64.0, 1024.0)
@@ -63,12 +47,12 @@ def test_scores_are_plotted_along_an_axis_of_numbers(study):
 def test_each_value_of_another_axis_has_a_plot(tmp_path):
     names = [f"batch_size={b},epochs={e}" for b in (64, 128) for e in (2, 4)]
     axes = {"batch_size": [64, 128], "epochs": [2, 4]}
-    plots = plot_points(read_overview(fake_study(tmp_path / "x", names, axes)))
+    plots = plot_points(read_overview(fake_study(tmp_path / "x", ARMS, names, axes)))
     assert [plot.title.partition(" by ")[2] for plot in plots] == [
         "batch_size, epochs 2",
         "batch_size, epochs 4",
-        "epochs, batch_size 64",
-        "epochs, batch_size 128",
+        "epochs, batch size 64",
+        "epochs, batch size 128",
     ]
     assert len({plot.name for plot in plots}) == 4
 
@@ -82,7 +66,7 @@ def test_page_links_to_the_page_of_each_point(study):
     assert 'href="batch_size=4096/report.html"' not in page
     assert "Not started." in page
     inner = (study / "batch_size=64" / "report.html").read_text()
-    assert "<title>Batches: batch_size 64</title>" in inner
+    assert "<title>Batches: batch size 64</title>" in inner
 
 
 @pytest.mark.parametrize("name", ["../other", "/tmp", ".git", "a/b"])

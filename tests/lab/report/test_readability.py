@@ -7,7 +7,7 @@ import pytest
 
 from neumann.lab.report import write_report
 from tests.support.browser import open_page
-from tests.support.fake_records import fake_comparison, fake_sweep
+from tests.support.fake_records import fake_comparison, fake_study, fake_sweep
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +32,13 @@ def sweep(tmp_path_factory):
     chosen = {"sgd": 0.016}
     folder = fake_sweep(tmp_path_factory.mktemp("s"), {"sgd": rates}, chosen, search_seeds=1)
     return write_report(folder)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    points = ["batch_size=128", "batch_size=512", "batch_size=2048"]
+    arms = {"neumann": {}, "sgd": {}}
+    return write_report(fake_study(tmp_path_factory.mktemp("st"), arms, points))
 
 
 def find_boxes(browser, selector):
@@ -74,6 +81,41 @@ def test_the_target_is_named_in_front_of_the_curves(browser, comparison):
     assert count >= 4
     assert on_top
     assert fill == paper
+
+
+def read_header(browser, path):
+    open_page(browser, path)
+    kind, title = (browser.find_element("css selector", f"header {x}") for x in ("p", "h1"))
+    return kind.text, title.text
+
+
+def test_the_title_names_or_counts_all_arms(browser, comparison, tmp_path):
+    _, title = read_header(browser, comparison)
+    assert title == "neumann, sgd (momentum 0.9), sgd (momentum 0), adamw and plain on digits"
+    assert title == browser.title
+    few = write_report(fake_comparison(tmp_path, {"sgd": {}, "sgd:momentum=0": {}}, 1, epochs=1))
+    assert read_header(browser, few)[1] == "sgd and sgd (momentum 0) on digits"
+
+
+def test_the_line_above_the_title_says_what_the_page_is(browser, comparison, sweep, study):
+    assert read_header(browser, comparison)[0] == "Comparison of 5 arms · digits · mlp"
+    assert read_header(browser, sweep)[0] == "Learning-rate sweep · digits · mlp"
+    assert read_header(browser, study)[0] == "Study · digits · mlp · batch size 128, 512 and 2048"
+    point = study.parent / "batch_size=512" / "report.html"
+    assert read_header(browser, point)[0] == "Comparison of 2 arms · digits · mlp"
+
+
+def test_arms_have_short_names_and_their_commands_stand_under_settings(browser, comparison):
+    open_page(browser, comparison)
+    names = ["neumann", "sgd (momentum 0.9)", "sgd (momentum 0)", "adamw", "plain"]
+    for selector in ("#results tbody th", "#curves .legend li"):
+        found = browser.find_elements("css selector", selector)
+        assert [each.text for each in found if each.text] == names
+    elsewhere = "section:not(#settings), header"
+    for text in (each.text for each in browser.find_elements("css selector", elsewhere)):
+        assert not any(arm in text for arm in ARMS)
+    settings = browser.find_element("id", "settings").text
+    assert all(arm in settings for arm in ARMS)
 
 
 def test_sentences_and_tables_round_alike(browser, comparison):

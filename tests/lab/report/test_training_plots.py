@@ -36,7 +36,7 @@ def drawn_parts(plot):
 def test_forces_leave_zeros_out(tmp_path):
     study = read_study(fake_comparison(tmp_path, {"neumann:warmup_epochs=1": {}, "sgd": {}}, 2))
     distance, forces = plot_forces(study)
-    assert {curve.label for curve in distance.curves} == {"neumann:warmup_epochs=1"}
+    assert {curve.label for curve in distance.curves} == {"neumann"}
     assert [curve.part for curve in forces.curves] == ["repulsive force", "attractive force"]
     assert all(value != 0 for curve in forces.curves for value in curve.y)
     assert distance.phases[0].resets == (21 / 20,)

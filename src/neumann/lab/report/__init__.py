@@ -1,10 +1,11 @@
 """Pages and plots from the lab's records: `write_report(folder)` and `write_density(record)`.
 
 Records on disk, finished or not, become runs (`runs`) and a study (`study_records`), and those of a
-study with axes its points (`points`). `training_plots` and `curvature_plots` say what to draw as a
-`plot`; `drawing` draws it with the colors of `palette`, and `svg` makes the drawing fit a page.
+study with axes its points (`points`); `arm_names` gives the arms short names. `training_plots` and
+`curvature_plots` say what to draw as a `plot`; `drawing` draws it with the colors of `palette`, and
+`svg` makes the drawing fit a page.
 `result_tables` and `verdicts` put the results into rows and sentences, with the number formats of
-`formatting`. `page` puts it all into one HTML file.
+`formatting`; `headings` say what the page is. `page` puts it all into one HTML file.
 """
 
 from collections.abc import Callable

@@ -14,20 +14,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import neumann
-from neumann.lab.config_files import flatten
 from neumann.lab.report import formatting, result_tables, training_plots
 from neumann.lab.report.curvature_plots import plot_curvature
 from neumann.lab.report.formatting import format_count, format_list, join_sentences
+from neumann.lab.report.headings import (
+    compose_subtitle,
+    compose_title,
+    describe_kind,
+    describe_overview,
+)
 from neumann.lab.report.palette import ARMS, PARTS, line_style
 from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
 from neumann.lab.report.points import INTERVALS, Overview, plot_points, tabulate_points
-from neumann.lab.report.runs import Run
 from neumann.lab.report.study_records import Study
 from neumann.lab.report.verdicts import Verdict, state_verdict
 from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.wording import UNCORRECTED
 
-MAX_OPTIMIZERS = 4  # that a title names
 # How many arms, and characters of their names, a legend may have to stay in view.
 STICKY_ARMS, STICKY_CHARACTERS = 6, 120
 
@@ -58,6 +61,7 @@ def render_overview(overview: Overview, draw_svg: Callable[[Plot], str], plots_f
     content = {
         "version": neumann.__version__,
         "name": overview.name,
+        "kind": describe_overview(overview),
         "title": overview.title or overview.name,
         "about": overview.about,
         "points": [(point, _judge(point.study)) for point in overview.points],
@@ -125,8 +129,9 @@ def _gather(study: Study) -> dict[str, Any]:
     return {
         "version": neumann.__version__,
         "name": study.name,
-        "title": _compose_title(study),
-        "subtitle": _compose_subtitle(study),
+        "kind": describe_kind(study),
+        "title": compose_title(study),
+        "subtitle": compose_subtitle(study),
         "about": study.about,
         "arm_names": {arm.name for arm in study.arms} | {arm.arm for arm in study.sensitivities},
         "verdict": state_verdict(study),
@@ -141,7 +146,7 @@ def _gather(study: Study) -> dict[str, Any]:
         "recalibration": _collect(study, [recalibration] if recalibration else []),
         "forces": _collect(study, training_plots.plot_forces(study)),
         "curvature": _collect(study, plot_curvature(study)),
-        "settings": result_tables.tabulate_settings(study.arms, study.settings),
+        "settings": result_tables.tabulate_settings(study),
     }
 
 
@@ -152,53 +157,6 @@ def _collect(study: Study, plots: Sequence[Plot], note: str | None = None) -> Fi
     shown = {curve.label for plot in plots for curve in plot.curves}
     arms = [(arm.name, arm.index) for arm in study.arms if arm.name in shown]
     return Figures(plots, arms, explain_marks(plots) if note is None else note)
-
-
-def _compose_title(study: Study) -> str:
-    if study.title:
-        return study.title
-    names = [arm.arm for arm in study.sensitivities] if study.search else []
-    names = names or [arm.name for arm in study.arms]
-    optimizers = list(dict.fromkeys(name.partition(":")[0] for name in names))
-    few = 0 < len(optimizers) <= MAX_OPTIMIZERS
-    title = format_list(optimizers) if few else f"{len(names)} arms"
-    if study.search is not None:
-        title = f"Learning rates of {title}"
-    data = study.settings.get("data")
-    return f"{title} on {formatting.format_setting(data)}" if data else title
-
-
-def _compose_subtitle(study: Study) -> list[str]:
-    """Return a line about the settings and, if a run has started, one about its environment."""
-    known = study.settings
-    parts = [
-        formatting.format_setting(known["model"]) if known.get("model") else "",
-        format_count(known["epochs"], "epoch") if isinstance(known.get("epochs"), int) else "",
-        f"batch {known['batch_size']}" if known.get("batch_size") else "",
-        f"{known['sched']} schedule" if known.get("sched") else "",
-    ]
-    if study.comparison is not None:
-        parts.append(format_count(study.comparison.seeds, "seed"))
-    elif study.search is None:
-        lr = known.get("lr")
-        parts.append(f"lr {lr:g}" if isinstance(lr, float) else "")
-        parts.append(f"seed {study.arms[0].runs[0].seed}")
-    parts.append("a tenth of the training set held out" if known.get("held_out") else "")
-    environments = [_describe_environment(run) for arm in study.arms for run in arm.runs]
-    return [" · ".join(filter(None, parts)), *environments[:1]]
-
-
-def _describe_environment(run: Run) -> str:
-    known = flatten(run.environment)
-    torch, ours, commit = map(known.get, ("versions.torch", "versions.neumann", "git.commit"))
-    parts = [
-        known.get("hardware.gpu.name") or known.get("hardware.cpu"),
-        torch and f"torch {torch}",
-        ours and f"neumann {ours}",
-        commit and f"commit {str(commit)[:10]}",
-        known.get("git.dirty") is True and "with changes",
-    ]
-    return " · ".join(str(part) for part in parts if part)
 
 
 def _explain_comparison(comparison: Comparison) -> str:

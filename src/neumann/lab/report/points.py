@@ -61,13 +61,18 @@ def read_overview(folder: Path) -> Overview:
     points = []
     for each in content["points"]:
         values, place = each["values"], study_files.get_part_folder(folder, each["folder"])
-        label = ", ".join(f"{key} {value}" for key, value in values.items())
+        label = ", ".join(f"{name_axis(key)} {value}" for key, value in values.items())
         study = None
         if any((place / name).is_file() for name in (COMPARISON, SWEEP)):
             study = replace(read_study(place), title=f"{content['title']}: {label}".lstrip(": "))
         points.append(PointResult(each["folder"], label, values, study))
     name = folder.resolve().name
     return Overview(name, content["title"], content["about"], content["axes"], tuple(points))
+
+
+def name_axis(key: str) -> str:
+    """Name an axis in words: "batch size", or "neumann: reset growth" for an option."""
+    return key.replace("_", " ").replace(":", ": ")
 
 
 def tabulate_points(overview: Overview) -> list[Table]:
@@ -132,7 +137,7 @@ def plot_points(overview: Overview) -> list[Plot]:
         ]
         for fixed in _drop_duplicates(others):
             line = [p for p in overview.points if fixed.items() <= dict(p.values).items()]
-            place = "".join(f", {key} {value}" for key, value in fixed.items())
+            place = "".join(f", {name_axis(key)} {value}" for key, value in fixed.items())
             plots += _plot_line(f"along-{len(plots)}", overview.arms, line, axis, place)
     return plots
 
@@ -150,10 +155,10 @@ def _plot_line(
     far_apart = min(ticks) > 0 and max(ticks) > LOG_RATIO * min(ticks)
     plot = Plot(
         name,
-        f"{metric.label.capitalize()} by {axis}{place}",
+        f"{metric.label.capitalize()} by {name_axis(axis)}{place}",
         metric.label,
         tuple(curves),
-        x_label=axis,
+        x_label=name_axis(axis),
         log_x=far_apart,
         from_zero=False,
         ticks=ticks,

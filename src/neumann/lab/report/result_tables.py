@@ -15,7 +15,7 @@ from neumann.lab.studies.results import ArmResult, Comparison, FinishedRun
 from neumann.lab.studies.statistics import mean_interval
 
 PER_RUN = ("seed",)  # settings that differ between the runs of an arm on purpose
-MAX_NAME = 12  # characters of an arm's name in a column title
+MAX_NAME = 24  # characters of an arm's name in a column title
 RUN_ROWS = (  # heading, key in the summary, format; after the score
     ("accuracy with BatchNorm recalibrated, %", "accuracy_recalibrated", ".2f"),
     ("training loss of the last epoch, nats", "train_loss", ".4g"),
@@ -29,7 +29,7 @@ class Cell:
 
     text: str
     note: str = ""
-    style: Literal["", "bad", "bad-note", "different"] = ""
+    style: Literal["", "bad", "bad-note", "different", "code"] = ""
     arm: int | None = None  # show the line of the arm with this index
 
 
@@ -43,6 +43,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Settings:
+    commands: Table | None  # the arms as the command wrote them, if their names say less
     differences: Table | None  # between the arms
     shared: Table
     environment: Table | None
@@ -186,23 +187,32 @@ def tabulate_run(run: Run) -> Table | None:
     return Table("Result", _cells("", "result"), [_cells(*row) for row in rows if row[1] != NONE])
 
 
-def tabulate_settings(arms: Sequence[ArmRuns], fallback: Mapping[str, Any]) -> Settings:
-    """Tabulate config and environment of the runs; without runs, the settings in `fallback`."""
+def tabulate_settings(study: Study) -> Settings:
+    """Tabulate config and environment of the runs; without runs, what the study says of them."""
+    arms = study.arms
     runs = [run for arm in arms for run in arm.runs]
     configs = {arm.name: _merge([run.config for run in arm.runs]) for arm in arms if arm.runs}
     differing = [key for key in _differing_keys(configs.values()) if key not in PER_RUN]
     several = len(configs) > 1
-    shared = _merge([run.config for run in runs] or [fallback])
+    shared = _merge([run.config for run in runs] or [study.settings])
     shared = {key: value for key, value in shared.items() if key not in differing}
     environments = [flatten(run.environment) for run in runs]
     mixed = _differing_keys(environments)
     which = f"{formatting.format_list(mixed)} {'differs' if len(mixed) == 1 else 'differ'}"
     return Settings(
+        _tabulate_commands(study.commands),
         _tabulate_differences(configs, differing) if several and differing else None,
         _tabulate_pairs("Settings that all arms share" if several else "Settings", shared),
         _tabulate_pairs("Environment", _merge(environments)) if environments else None,
         f"Not all runs had the same environment: {which}." if mixed else "",
     )
+
+
+def _tabulate_commands(commands: Mapping[str, str]) -> Table | None:
+    if all(name == text for name, text in commands.items()):
+        return None
+    rows = [[Cell(name), Cell(text, style="code")] for name, text in commands.items()]
+    return Table("The arms as the command wrote them", _cells("arm", "command"), rows, 2)
 
 
 def _tabulate_differences(configs: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Table:

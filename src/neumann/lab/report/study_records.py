@@ -12,13 +12,14 @@ UsageError, and so is a file that this version cannot read.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, Metric, choose_metric
+from neumann.lab.report.arm_names import shorten_names
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
@@ -104,6 +105,7 @@ class Study:
     search: Search | None = None  # of a sweep
     title: str = ""  # that someone gave it; empty: none
     about: str = ""
+    commands: Mapping[str, str] = field(default_factory=dict)  # each arm's text, by its name
 
     @property
     def metric(self) -> Metric:
@@ -136,14 +138,19 @@ def _read_records(folder: Path) -> Study:
     if (folder / SWEEP).is_file():
         return _read_sweep(folder, name)
     if is_comparison(folder):
-        comparison, settings = _read_comparison(folder)
-        sensitivities = _collect_sensitivities(comparison, settings.get("lr"))
+        read, settings = _read_comparison(folder)
+        without_lr = shorten_names([_without_lr(row.text) for row in read.rows])
+        sensitivities = _collect_sensitivities(read, settings.get("lr"), without_lr)
+        comparison = _rename(read, shorten_names([row.text for row in read.rows]))
         arms = _read_arms(folder, comparison)
-        return Study(name, arms, comparison, _first_config(arms) or settings, sensitivities)
+        settings = _first_config(arms) or settings
+        commands = _list_commands(comparison)
+        return Study(name, arms, comparison, settings, sensitivities, commands=commands)
     if is_run(folder):
         run = read_run(folder)
-        arm = ArmRuns(str(run.config.get("opt", "run")), 0, (run,))
-        return Study(name, (arm,), None, run.config)
+        text = str(run.config.get("opt", "run"))
+        arm = ArmRuns(shorten_names([text])[text], 0, (run,))
+        return Study(name, (arm,), None, run.config, commands={arm.name: text})
     raise UsageError(
         f"{folder} holds nothing to report: a run has a {CONFIG}, a comparison a {COMPARISON}, "
         f"a sweep a {SWEEP}, a study a {STUDY}"
@@ -157,16 +164,20 @@ def _read_sweep(folder: Path, name: str) -> Study:
     if winners is not None:
         chosen = {_without_lr(arm): to_number(lr) for arm, lr in winners.items()}
     order = {_without_lr(arm): index for index, arm in enumerate(grid)}
+    # An arm has the same name in the search and in the final comparison.
+    names = shorten_names([*order, *(chosen or {})])
     runs = content.get("search_seeds", 0) * sum(len(rates) for rates in grid.values())
     final_runs = content.get("seeds", 0) * len(grid if chosen is None else chosen)
-    search = Search(chosen, runs, runs, final_runs, final_runs)
+    winners = None if chosen is None else {names[arm]: lr for arm, lr in chosen.items()}
+    search = Search(winners, runs, runs, final_runs, final_runs)
     study = Study(name, (), None, {}, (), search)
     if _has_begun(part := study_files.get_part_folder(folder, SEARCH)):
         searched, settings = _read_comparison(part)
-        found = _collect_sensitivities(searched, settings.get("lr"), chosen, min_rates=1)
-        sensitivities = tuple(replace(each, index=order.get(each.arm, 0)) for each in found)
+        found = _collect_sensitivities(searched, settings.get("lr"), names, winners, min_rates=1)
+        places = {names[arm]: index for arm, index in order.items()}
+        sensitivities = tuple(replace(each, index=places.get(each.arm, 0)) for each in found)
         stuck = {
-            _without_lr(row.text): row.long_warmup
+            names.get(_without_lr(row.text), row.arm): row.long_warmup
             for row in searched.rows
             if row.long_warmup is not None
         }
@@ -175,7 +186,10 @@ def _read_sweep(folder: Path, name: str) -> Study:
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)
     if _has_begun(part := study_files.get_part_folder(folder, FINAL)):
-        final, settings = _read_comparison(part)
+        read, settings = _read_comparison(part)
+        final = _rename(
+            read, {row.text: names.get(_without_lr(row.text), row.arm) for row in read.rows}
+        )
         arms = tuple(
             replace(arm, index=order.get(_without_lr(row.text), arm.index))
             for arm, row in zip(_read_arms(part, final), final.rows, strict=True)
@@ -184,6 +198,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
         search = replace(search, final_missing=final.missing, final_runs=planned)
         settings = _first_config(arms) or settings
         study = replace(study, arms=arms, comparison=final, settings=settings, search=search)
+        study = replace(study, commands=_list_commands(final))
     return study
 
 
@@ -200,6 +215,16 @@ def _read_comparison(folder: Path) -> tuple[Comparison, dict[str, Any]]:
     """Read a comparison and the settings that its runs share."""
     settings = study_files.read_comparison_file(folder).get("settings", {})
     return read_comparison(folder), settings
+
+
+def _rename(comparison: Comparison, names: Mapping[str, str]) -> Comparison:
+    """Name the arms, given by their texts."""
+    rows = tuple(replace(row, arm=names[row.text]) for row in comparison.rows)
+    return replace(comparison, rows=rows)
+
+
+def _list_commands(comparison: Comparison) -> dict[str, str]:
+    return {row.arm: row.text for row in comparison.rows}
 
 
 def _read_arms(folder: Path, comparison: Comparison) -> tuple[ArmRuns, ...]:
@@ -219,13 +244,14 @@ def _first_config(arms: tuple[ArmRuns, ...]) -> dict[str, Any]:
 def _collect_sensitivities(
     comparison: Comparison,
     default_lr: float | None,
+    names: Mapping[str, str],
     chosen: Mapping[str, float] | None = None,
     min_rates: int = 2,
 ) -> tuple[Sensitivity, ...]:
     """Group the arms by everything but lr; keep groups with enough learning rates.
 
-    Arms that name no lr have `default_lr`; None is each optimizer's own. `chosen` has the chosen
-    learning rates by the arms' names without lr.
+    Arms that name no lr have `default_lr`; None is each optimizer's own. `names` has the names of
+    the groups by the arms' texts without lr, and `chosen` the chosen learning rates by those names.
     """
     trials: dict[str, list[Trial]] = {}
     indices: dict[str, int] = {}
@@ -234,7 +260,8 @@ def _collect_sensitivities(
             lr = Contender.parse(row.text).arm.lr(default_lr)
         except (UsageError, TypeError, ValueError):
             continue  # not an arm this version knows
-        name = _without_lr(row.text)
+        text = _without_lr(row.text)
+        name = names.get(text, text)
         done, scores = len(row.runs), finite_values(run.score for run in row.runs.values())
         missing, diverged = comparison.seeds - done, done - len(scores)
         trial = Trial(lr, tuple(scores), diverged, missing)
