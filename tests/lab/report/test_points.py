@@ -49,8 +49,8 @@ def test_each_value_of_another_axis_has_a_plot(tmp_path):
     axes = {"batch_size": [64, 128], "epochs": [2, 4]}
     plots = plot_points(read_overview(fake_study(tmp_path / "x", ARMS, names, axes)))
     assert [plot.title.partition(" by ")[2] for plot in plots] == [
-        "batch_size, epochs 2",
-        "batch_size, epochs 4",
+        "batch size, epochs 2",
+        "batch size, epochs 4",
         "epochs, batch size 64",
         "epochs, batch size 128",
     ]
