@@ -8,7 +8,7 @@ its seed is left out of the interval and counted.
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -139,7 +139,7 @@ class Contrast:
             error = 100 - math.fsum(scores) / len(scores)
             claimed = min(claimed, self.claimed_share * error)
         evidence = weigh_direction(effects, self.null, claimed)
-        label = f"{self.better} − {self.worse}"
+        label = f"{self.better.study}: {self.better} − {self.worse}"
         return Outcome(label, format_effect(evidence, UNITS[self.quantity]), evidence, diverged)
 
 
@@ -169,7 +169,7 @@ class Equivalence:
         a, b = (results.find(s.study, s.arm, s.point) for s in self.sources)
         effects, diverged = subtract(a, b, get_score)
         evidence = weigh_equivalence(effects, self.margin)
-        label = f"{self.a} − {self.b}"
+        label = f"{self.a.study}: {self.a} − {self.b}"
         return Outcome(label, format_effect(evidence, "points"), evidence, diverged)
 
 
@@ -202,7 +202,12 @@ class Spread:
             f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
             f"n = {evidence.n}"
         )
-        return Outcome(f"spread of {self.source}", figure, evidence, len(runs) - len(scores))
+        return Outcome(
+            f"{self.source.study}: spread of {self.source}",
+            figure,
+            evidence,
+            len(runs) - len(scores),
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +253,8 @@ class EpochsToAccuracy:
 
     The accuracy to reach is the mean of `reference`. Epochs are interpolated between whole runs of
     several lengths, seed by seed. A seed that does not get there counts as the longest run, which
-    flatters it, so such a test can only speak against the claim.
+    flatters it, so such a test can only speak against the claim. Without all epochs of the small
+    batch there is nothing to compare with.
     """
 
     small: Mapping[int, Source]  # by epochs
@@ -269,7 +275,7 @@ class EpochsToAccuracy:
             get_score(run) for run in results.find(where.study, where.arm, where.point).values()
         ]
         target = math.fsum(scores) / len(scores)
-        effects, epochs, short = [], [], 0
+        effects, short, all_known = [], 0, True
         for seed in range(min(source.needed for source in self.sources)):
             needed = [
                 find_epochs(
@@ -281,25 +287,29 @@ class EpochsToAccuracy:
                 )
                 for side in (self.small, self.large)
             ]
+            all_known &= needed[0].interpolated
             short += not needed[1].reached
-            epochs.append([each.epochs for each in needed])
             effects.append(math.log(needed[0].epochs / needed[1].epochs))
         evidence = weigh_direction(effects, -math.log(self.factor), -math.log(self.factor))
+        if not all_known:
+            evidence = replace(evidence, p_for=1.0, p_against=1.0)
         ratio, high, low = (math.exp(-v) for v in (evidence.mean, evidence.low, evidence.high))
         unreached = f"; {short} of {len(effects)} do not get there" if short else ""
         figure = (
-            f"{ratio:.2f} [{low:.2f}, {high:.2f}] × the epochs to {target:.1f} %"
+            f"{'at least ' if short else ''}{ratio:.2f} [{low:.2f}, {high:.2f}] × the epochs to "
+            f"{target:.1f} %"
             f"{unreached}, n = {evidence.n}"
         )
         first = next(iter(self.large.values())), next(iter(self.small.values()))
-        label = " beside ".join(str(source).partition(",")[0].strip("()") for source in first)
-        return Outcome(label, figure, evidence, short)
+        points = " beside ".join(source.point.partition(",")[0] for source in first)
+        return Outcome(f"{first[0].study}: {first[0].arm}, {points}", figure, evidence, short)
 
 
 @dataclass(frozen=True)
 class EpochsNeeded:
     epochs: float
-    reached: bool  # False: not with the longest run
+    reached: bool = True  # False: not with the longest run
+    interpolated: bool = True  # False: it is only known to be this or less, or to be more
 
 
 def find_epochs(scores: Mapping[int, float], target: float) -> EpochsNeeded:
@@ -313,11 +323,11 @@ def find_epochs(scores: Mapping[int, float], target: float) -> EpochsNeeded:
         score = scores[length] if math.isfinite(scores[length]) else -math.inf
         if score >= target:
             if before is None or not math.isfinite(before[1]):
-                return EpochsNeeded(float(length), True)
+                return EpochsNeeded(float(length), interpolated=score == target)
             share = (target - before[1]) / (score - before[1])
-            return EpochsNeeded(before[0] * (length / before[0]) ** share, True)
+            return EpochsNeeded(before[0] * (length / before[0]) ** share)
         before = length, score
-    return EpochsNeeded(float(lengths[-1]), False)
+    return EpochsNeeded(float(lengths[-1]), reached=False, interpolated=False)
 
 
 # ---------------------------------------------------------------------- what tests share
@@ -355,6 +365,8 @@ def format_effect(evidence: Evidence, unit: str) -> str:
     """As in "+0.31 [+0.12, +0.50] points, n = 10"."""
     digits = 2 if unit.startswith("points") else 3
     values = (evidence.mean, evidence.low, evidence.high)
-    mean, low, high = (f"{value:+.{digits}f}".replace("-", "−") for value in values)
-    level = "" if evidence.level == 0.95 else f" ({evidence.level:.0%} interval)"
+    mean, low, high = (  # adding zero turns −0 into 0
+        f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−") for value in values
+    )
+    level = "" if evidence.level == 0.95 else f" ({100 * evidence.level:.0f} % interval)"
     return f"{mean} [{low}, {high}] {unit}{level}, n = {evidence.n}"

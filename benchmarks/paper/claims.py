@@ -36,12 +36,13 @@ from benchmarks.paper.settled import (
 )
 
 BATCHES = (512, 2048, 8192, 32768)
-LENGTHS = (15, 30, 60)  # epochs
+SHORTER = (15, 30)  # epochs
 TARGET_EPOCHS = 30  # of Nesterov at the smallest batch, whose accuracy is to be reached
 # Of the paper's Tables 2 and 4: the least gain, in points and as a share of the baseline's error.
 GAIN, GAIN_SHARE = 0.8, 0.038
 FORCES_GAIN, FORCES_SHARE = 0.5, 0.021
 PLAIN_GAIN, PLAIN_SHARE = 0.8, 0.033
+WORTH_TUNING = GAIN / 2  # points, for which one would tune another option
 LARS_LOSS = 0.4  # points, the least that the paper says of LARS
 EPOCH_FACTOR = 258 / 226  # the largest ratio in the paper's Table 3
 LOSS_MARGIN = 0.05  # of the logarithm of the training loss
@@ -72,10 +73,12 @@ def _scaling(arm: str, batch: int) -> Source:
 
 
 def _lengths(arm: str, batch: int) -> dict[int, Source]:
-    return {
+    """Whole runs by their epochs; the longest are those of the scaling study."""
+    shorter = {
         epochs: Source("scaling-epochs", arm, name_point(batch_size=batch, epochs=epochs))
-        for epochs in LENGTHS
+        for epochs in SHORTER
     }
+    return shorter | {60: _scaling(arm, batch)}
 
 
 def _by_batch(arm: str) -> dict[int, Source]:
@@ -107,8 +110,9 @@ CLAIMS = (
         "Linear speed-up",
         "A larger batch reaches the same accuracy in as many epochs, so steps fall in proportion.",
         "section 1, Table 3",
-        "`studies/paper/scaling-epochs.toml`: whole runs of 15, 30 and 60 epochs, each with its "
-        "whole schedule; epochs to the mean accuracy of Nesterov SGD at 512 after 30, interpolated",
+        "`studies/paper/scaling-epochs.toml` and `studies/paper/scaling.toml`: whole runs of 15, "
+        "30 and 60 epochs, each with its whole schedule; epochs to the mean accuracy of Nesterov "
+        "SGD at 512 after 30, interpolated",
         "Supported if Neumann at 2,048, 8,192 and 32,768 each needs at most 1.14 times its epochs "
         "at 512, the largest ratio in Table 3; not supported if one needs more. A seed that never "
         "gets there counts as 60 epochs.",
@@ -170,9 +174,12 @@ CLAIMS = (
         "section 1, Table 1",
         "`studies/paper/sensitivity.toml`: α, β, γ and μ changed one at a time, at the learning "
         "rate tuned for Table 1",
-        "Supported if no change gains more than 0.2 points on Table 1; not supported if one does.",
+        "Supported if no change gains more than 0.4 points on Table 1, half of what claim 3 "
+        "promises; not supported if one does.",
         tuple(
-            lose_at_most(MARGIN, Source("sensitivity", "neumann"), Source("sensitivity", changed))
+            lose_at_most(
+                WORTH_TUNING, Source("sensitivity", "neumann"), Source("sensitivity", changed)
+            )
             for changed in (
                 "α 1e-8",
                 "α 1e-6",

@@ -4,8 +4,9 @@ A test has two hypotheses to reject. Rejecting "the effect is at most `null`" sp
 rejecting "the effect is at least `claimed`" speaks against it. Both p values are two-sided, so that
 p < 0.05 is the same as a 95 % interval that excludes the number. A claim with several tests needs
 all of them (p is the largest), and fails with any of them (p is the smallest times their number).
-Both are then corrected by Holm's method over the claims that touch the test set; one that has not
-been run counts as p = 1.
+The first is then corrected by Holm's method over the claims that touch the test set; one that has
+not been run counts as p = 1. The second is not: an optimizer without any effect is likely, and many
+looks would find one; an effect that is exactly the claimed one is not.
 """
 
 import math
@@ -123,24 +124,17 @@ def combine(evidence: Sequence[Evidence]) -> Finding:
     )
 
 
-def correct_findings(
-    found: Mapping[int, Finding], listed: Sequence[int]
-) -> dict[int, tuple[Finding, Finding]]:
-    """The findings as they are and corrected over all claims of the list, by number.
+def correct_findings(found: Mapping[int, Finding], listed: Sequence[int]) -> dict[int, Finding]:
+    """The findings by number, with the evidence for claims corrected over all of the list.
 
     A claim of the list without a finding has not been run, and counts as p = 1.
     """
     unlisted = found.keys() - set(listed)
     if unlisted:
         raise ValueError(f"claims {sorted(unlisted)} are not on the list of those to correct for")
-    nothing = Finding()
-    p_for = correct_by_holm([found.get(number, nothing).p_for for number in listed])
-    p_against = correct_by_holm([found.get(number, nothing).p_against for number in listed])
-    corrected = {
-        number: replace(nothing, p_for=a, p_against=b)
-        for number, a, b in zip(listed, p_for, p_against, strict=True)
-    }
-    return {number: (finding, corrected[number]) for number, finding in found.items()}
+    corrected = correct_by_holm([found.get(number, Finding()).p_for for number in listed])
+    by_number = dict(zip(listed, corrected, strict=True))
+    return {number: replace(each, p_for=by_number[number]) for number, each in found.items()}
 
 
 def judge(corrected: Finding, *, may_support: bool = True) -> Verdict:

@@ -51,7 +51,7 @@ def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row
     for claim in claims:
         if claim.number in corrected:
             found = [each for each in outcomes[claim.number] if isinstance(each, Outcome)]
-            row = _judge_tests(claim, found, corrected[claim.number][1])
+            row = _judge_tests(claim, found, corrected[claim.number])
         elif claim.tests:
             row = _describe_missing(claim, outcomes[claim.number])
         else:
@@ -69,8 +69,11 @@ def _judge_tests(claim: Claim, found: Sequence[Outcome], corrected: Finding) -> 
         if against
         else max(found, key=lambda each: each.evidence.p_for)
     )
-    p = corrected.p_against if verdict is Verdict.NOT_SUPPORTED else corrected.p_for
-    figure = f"{decisive.label}: {decisive.figure}, corrected p {format_p(p)}"
+    if verdict is Verdict.NOT_SUPPORTED:
+        p = f"p {format_p(corrected.p_against)} against the claimed effect"
+    else:
+        p = f"corrected p {format_p(corrected.p_for)}"
+    figure = f"{decisive.label}: {decisive.figure}, {p}"
     if len(found) > 1:
         figure += f" (the one that decides, of {len(found)})"
     details = tuple(f"{each.label}: {each.figure}" for each in found)
