@@ -13,7 +13,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 .PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs site format clean
 
 help:
-	@echo "make demo         compare Neumann with four others on digits: a table and a report (2 minutes)"
+	@echo "make demo         five optimizers on digits in 40 large steps: a table and a report (1 minute)"
 	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
 	@echo "make test         ruff, mypy --strict and all tests (about 10 minutes on 2 cores)"
 	@echo "make soak         try to break it, for SECONDS=3600: kills, damaged files, interrupts, random runs"
@@ -29,9 +29,10 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; pass PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
+# timm has the demo's Muon. All but a few megabytes of what it needs comes with torchvision and the lab.
 .venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the pinned versions into .venv (a few minutes, once)"
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable ".[lab,cpu]"
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable ".[lab,cpu,timm]"
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python

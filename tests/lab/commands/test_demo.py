@@ -1,15 +1,27 @@
-"""The demo compares five arms at learning rates from the sweep that its docstring names."""
+"""The demo compares five arms, tuned on held-out images by the search whose files we publish."""
 
 import dataclasses
+import json
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.contest.demo_rates import choose_variants
+from neumann.lab.commands import demo
 from neumann.lab.commands.demo import ARMS, DemoConfig
 from neumann.lab.commands.main import main
-from neumann.lab.optimizers.arms import Arm
-from neumann.lab.studies.lr_sweep import make_grid
-from neumann.lab.studies.settings import CompareConfig, SweepConfig
+from neumann.lab.contenders import Contender
+
+ROOT = Path(__file__).parents[3]
+NAMES = {  # in the search, by those in the demo
+    "Neumann spectral": "spectral",
+    "Muon": "Muon",
+    "AdamW": "AdamW",
+    "Nesterov SGD": "Nesterov SGD",
+    "Neumann (paper)": "paper's form",
+}
 
 
 @pytest.fixture
@@ -20,19 +32,49 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_settings_of_the_comparison():
+@pytest.fixture(scope="module")
+def rates():
+    return json.loads((ROOT / "results/demo-rates.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def study():
+    return tomllib.loads((ROOT / "studies/demo.toml").read_text())
+
+
+def test_arms_are_those_that_the_search_chose(rates):
+    chosen = choose_variants(rates["arms"])
+    assert chosen == rates["chosen"]
+    assert list(chosen) == list(NAMES.values())
+    for name, text in ARMS.items():
+        found = Contender.parse(rates["arms"][chosen[NAMES[name]]]["arm"])
+        assert Contender.parse(text) == dataclasses.replace(found, label="")
+
+
+def test_every_rate_is_the_best_of_seven_and_not_at_an_end(rates):
+    for name, arm in rates["arms"].items():
+        scores = dict(zip(arm["lrs"], arm["accuracy"], strict=True))
+        assert len(scores) == 7, name
+        assert scores[arm["lr"]] == max(scores.values()), name
+        assert arm["lr"] in arm["lrs"][1:-1], name
+
+
+def test_the_published_search_is_that_of_the_study(rates, study):
+    assert rates["study"] == "studies/demo.toml"
+    assert list(rates["arms"]) == list(study["arms"])
+    for name, table in study["arms"].items():
+        low, high, count = table["lr"].split(":")
+        lrs = rates["arms"][name]["lrs"]
+        assert (lrs[0], lrs[-1], len(lrs)) == (float(low), float(high), int(count))
+
+
+def test_the_demo_trains_as_the_search_did(study):
     config = DemoConfig().make_comparison()
     config.check()
-    names = [Arm.parse(arm).name for arm in config.arms]
-    assert names == ["neumann", "sgd", "rmsprop", "adam", "adamw"]
-    assert (config.data, config.seeds, config.held_out) == ("digits", 3, False)
-
-
-def test_every_learning_rate_is_bracketed_by_its_grid():
-    arms = [Arm.parse(text) for text in ARMS]
-    grid = make_grid(SweepConfig(arms=tuple(arm.name for arm in arms)))
-    for arm in arms:
-        assert arm.lr() in grid[arm.name][1:-1]
+    assert {key: getattr(config, key) for key in study["settings"]} == study["settings"]
+    assert (config.seeds, config.held_out) == (5, False)
+    batches = 1437 // config.batch_size
+    assert config.epochs * batches == demo.STEPS
 
 
 def test_default_folder_is_new_each_time(tmp_path, monkeypatch):
@@ -44,17 +86,28 @@ def test_default_folder_is_new_each_time(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("threads", "no_report")
-def test_demo_prints_all_arms(tmp_path, capsys, monkeypatch):
+def test_prints_a_table_and_a_sentence(tmp_path, capsys, monkeypatch):
     def short(self):
         return dataclasses.replace(whole(self), epochs=1)
 
     whole = DemoConfig.make_comparison
     monkeypatch.setattr(DemoConfig, "make_comparison", short)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--seeds", "1", "--jobs", "1"]) == 0
+    assert main(["demo", "--seeds", "2", "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
-    for arm in ARMS:
-        assert f"\n{arm} " in printed
+    for name in ARMS:
+        assert f"\n{name} " in printed
+    assert printed.count("After 40 steps and over 2 seeds, Neumann spectral ") == 1
+    assert "without Muon" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
     assert "records: runs/demo-1\n" in printed
     assert "report: runs/demo-1/" in printed
-    assert isinstance(whole(DemoConfig()), CompareConfig)
+
+
+def test_without_timm_it_leaves_muon_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "run_and_print", lambda study, print_comparison: None)
+    assert main(["demo", "--output", str(tmp_path)]) == 0
+    assert "\nwithout Muon, which needs the extra timm\n" in capsys.readouterr().out
+    assert demo.list_arms() == [name for name in ARMS if name != "Muon"]

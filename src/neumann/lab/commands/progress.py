@@ -23,6 +23,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
 LOG_SECONDS = 30.0  # between two lines about an unfinished run
+NARROW = 100  # columns, below which a study's bar drops the loss of a run that has a score
 
 
 def _open_bar(console: Console, before: str, *after: str) -> Progress:
@@ -143,7 +144,9 @@ class _StudyBar(_PlannedRuns):
 
     def __init__(self, bar: Progress, prefix: str) -> None:
         self._bar, self._ended = bar, 0
-        self._task = bar.add_task("", total=None, ended=0, all="–", prefix=prefix)
+        # Until the first line of a run: worker processes take seconds to import torch.
+        self._task = bar.add_task("starting", total=None, ended=0, all="–", prefix=prefix)
+        self._widest = 0  # description; if it changed its width, so would the bar
         self._unfinished: dict[RunKey, float] = {}  # the part that is done
         self._scores: dict[RunKey, str] = {}
 
@@ -157,13 +160,21 @@ class _StudyBar(_PlannedRuns):
         self._unfinished[key] = line["epoch"] / run.epochs
         if "accuracy" in line:
             self._scores[key] = f" {_format_score(run.metric, line[run.metric.key])}"
-        place = self._describe_place(key, line)
-        self._update(description=f"{arm} seed {seed} {place}{self._scores.get(key, '')}")
+        score = self._scores.get(key, "")
+        narrow = self._bar.console.width < NARROW
+        place = self._describe_place(
+            key, {**line, "train_loss": None} if narrow and score else line
+        )
+        self._describe(f"{arm} seed {seed} {place}{score}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
         self._unfinished.pop((arm, seed), None)
-        self._update(description=f"{arm} seed {seed} {_format_result(result)}")
+        self._describe(f"{arm} seed {seed} {_format_result(result)}")
+
+    def _describe(self, text: str) -> None:
+        self._widest = max(self._widest, len(text))
+        self._update(description=text.ljust(self._widest))
 
     def _update(self, **fields: Any) -> None:
         completed = self._ended + sum(self._unfinished.values())

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +23,7 @@ from neumann.lab.config_files import list_code
 from neumann.lab.errors import UsageError
 from neumann.lab.studies.comparison import Budget, OutOfTime, Session
 from neumann.lab.studies.engine import PlannedRun, Study
+from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.study_files import describe_part
 from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import Team
@@ -92,7 +93,11 @@ def _start_together(study: Study, process: Process) -> None:
         team.dismiss()
 
 
-def run_and_print(study: Study, team: Team | None = None) -> None:
+def run_and_print(
+    study: Study,
+    team: Team | None = None,
+    print_comparison: Callable[[Comparison], None] = print_comparison,
+) -> None:
     """Train what is not finished, and print the results."""
     budget = Budget(study.seconds)
     try:

@@ -10,7 +10,7 @@ SUMMARIES = {
     "study": "run a study from a file: arms, axes, tuning, seeds",
     "spectrum": "measure the curvature of a loss",
     "report": "write a page with plots of any of these",
-    "demo": "compare five optimizers on digits in two minutes",
+    "demo": "compare five optimizers on digits in a minute",
 }
 
 
