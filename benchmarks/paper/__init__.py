@@ -6,6 +6,8 @@ settled        claims that a measurement or a proof decides
 judging        intervals and p values of a test, and verdicts, pure functions
 run_lines      what is kept of a run, in results/paper
 verdict_table  the table and the sections of docs/paper.md
+curve_figures  the runs in the form of the paper's figures
 
-Scripts: `collect_runs` brings finished runs into results/paper, `judge_claims` prints the table.
+Scripts: `collect_runs` brings finished runs into results/paper, `draw_figures` draws them, and
+`judge_claims` prints the table.
 """

@@ -23,9 +23,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "results/paper")
     parser.add_argument("--update", action="store_true", help="write the parts of docs/paper.md")
     arguments = parser.parse_args()
-    rows = judge_claims(Results(arguments.results))
+    results = Results(arguments.results)
+    rows = judge_claims(results)
     if arguments.update:
-        PAGE.write_text(fill_page(PAGE.read_text(), rows))
+        PAGE.write_text(fill_page(PAGE.read_text(), rows, results))
     else:
         print(format_rows(rows))
     print(count_verdicts(rows))

@@ -170,7 +170,8 @@ def follow_smallest(results: Results) -> Settled | None:
 
 def count_negative(results: Results) -> Settled | None:
     """Supported if every draw of the weights has at least MANY eigenvalues below −LARGE·λmax; not
-    supported if none has."""
+    supported if none has. Reads what `benchmarks.spectrum.at_initialization` writes with
+    --output results/paper/at-initialization.json."""
     path = results.folder / "at-initialization.json"
     if not path.exists():
         return None

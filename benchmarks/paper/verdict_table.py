@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.common.markdown import format_table
 from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
+from benchmarks.paper.curve_figures import DRAWINGS
 from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
 from benchmarks.paper.run_lines import Results
 from neumann.lab.studies.study_files import SEARCH
@@ -126,9 +127,10 @@ def find_edge(source: Source, results: Results) -> str | None:
 # ---------------------------------------------------------------------- the page
 
 
-def fill_page(page: str, rows: Sequence[Row]) -> str:
+def fill_page(page: str, rows: Sequence[Row], results: Results) -> str:
     """The page with its generated parts up to date."""
     parts = {
+        "figures": show_figures(results),
         "count": count_verdicts(rows),
         "table": format_rows(rows, links=True),
         "claims": "\n\n".join(format_section(row) for row in rows),
@@ -139,6 +141,20 @@ def fill_page(page: str, rows: Sequence[Row]) -> str:
         return f"{before}{parts[name]}\n{after}"
 
     return PLACE.sub(fill, page)
+
+
+def show_figures(results: Results) -> str:
+    """The figures that have been drawn, and the paper's Figure 4, which is on another page."""
+    shown = [
+        f"![{each.alternative}](../results/paper/{each.file})\n\n*{each.caption}.*"
+        for each in DRAWINGS
+        if (results.folder / each.file).exists()
+    ]
+    missing = [str(d.number) for d in DRAWINGS if not (results.folder / d.file).exists()]
+    if missing:
+        names = f"{', '.join(missing[:-1])} and {missing[-1]}" if missing[1:] else missing[0]
+        shown.append(f"Still to come, in the form of the paper's: {names}.")
+    return "\n\n".join(shown)
 
 
 def count_verdicts(rows: Sequence[Row]) -> str:

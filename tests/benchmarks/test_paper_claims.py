@@ -13,6 +13,7 @@ from benchmarks.paper import claim_tests
 from benchmarks.paper.claim_tests import Contrast, EpochsToAccuracy, Source, count_seeds, get_loss
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.collect_runs import add_runs
+from benchmarks.paper.draw_figures import draw_all
 from benchmarks.paper.judge_claims import PAGE
 from benchmarks.paper.judging import Verdict
 from benchmarks.paper.run_lines import Results, RunKey, collect_study, name_point
@@ -322,9 +323,23 @@ def test_with_all_runs_every_row_has_a_verdict(invented):
         assert verdicts[number] == Verdict.NOT_SUPPORTED, rows[number - 1]
     assert verdicts[7] == Verdict.SUPPORTED
     assert verdicts[11] == Verdict.SUPPORTED
-    page = fill_page(PAGE.read_text(), rows)
+    page = fill_page(PAGE.read_text(), rows, invented)
     assert page.count("### ") == 28
-    assert fill_page(page, rows) == page
+    assert fill_page(page, rows, invented) == page
+
+
+def test_figures_of_the_runs_that_are_there(invented, tmp_path):
+    rows, page = judge_claims(invented), PAGE.read_text()
+    assert "to come, in the form of the paper's: 1, 2, 3, 5 and 6" in fill_page(
+        page, rows, invented
+    )
+    assert draw_all(tmp_path / "empty") == []
+    drawn = draw_all(tmp_path)
+    assert [path.name for path in drawn] == [f"figure-{number}.png" for number in (1, 2, 3, 5, 6)]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    filled = fill_page(page, rows, invented)
+    assert filled.count("](../results/paper/figure-") == 5
+    assert "to come" not in filled
 
 
 def test_without_results_all_rows_are_there(tmp_path):
@@ -342,5 +357,7 @@ def test_without_results_all_rows_are_there(tmp_path):
 def test_the_page_is_up_to_date():
     """If this fails, run python -m benchmarks.paper.judge_claims --update."""
     page = PAGE.read_text()
-    assert {name for _, name, _ in PLACE.findall(page)} == {"count", "table", "claims"}
-    assert fill_page(page, judge_claims(Results(ROOT / "results/paper"))) == page
+    places = {name for _, name, _ in PLACE.findall(page)}
+    assert places == {"count", "table", "figures", "claims"}
+    results = Results(ROOT / "results/paper")
+    assert fill_page(page, judge_claims(results), results) == page
