@@ -96,7 +96,8 @@ def run(config: DemoConfig) -> None:
 def print_result(comparison: Comparison) -> None:
     print_table(tabulate(comparison), [])
     width = shutil.get_terminal_size().columns - 1
-    for paragraph in (state_verdict(comparison, STEPS), f"{EVIDENCE} {CHOSEN}"):
+    evidence = f"{EVIDENCE} {CHOSEN}" if comparison.seeds > 1 else CHOSEN
+    for paragraph in (state_verdict(comparison, STEPS), evidence):
         print(f"\n{textwrap.fill(paragraph, width)}")
     print()
 

@@ -10,8 +10,8 @@ from neumann.lab.studies.statistics import correct_by_holm
 
 LEVEL = 0.05
 EVIDENCE = (
-    "A tie is what paired t tests cannot tell from chance (5 % level, Holm's correction for "
-    "several tests)."
+    "Ahead and behind mean p < 0.05 in a paired t test over the seeds, with Holm's correction for "
+    "several tests; anything else is a tie."
 )
 
 
