@@ -6,6 +6,7 @@ settled        claims that a measurement or a proof decides
 judging        intervals and p values of a test, and verdicts, pure functions
 run_lines      what is kept of a run, in results/paper
 verdict_table  the table and the sections of docs/paper.md
+run_tables     accuracy at equal epochs and by batch size, and epochs needed
 curve_figures  the runs in the form of the paper's figures
 
 Scripts: `collect_runs` brings finished runs into results/paper, `draw_figures` draws them, and

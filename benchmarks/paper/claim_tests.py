@@ -21,6 +21,10 @@ from benchmarks.paper.run_lines import Results
 STUDIES = Path(__file__).parents[2] / "studies/paper"
 MARGIN = 0.2  # points; within it two things are equal, and a claim without a size says at least it
 EARLY = 1 / 3  # of a run
+# The studies scaling and scaling-epochs.
+BATCHES = (512, 2048, 8192, 32768)
+SHORTER, LONGEST = (15, 30), 60  # epochs
+TARGET_EPOCHS = 30  # of Nesterov at the smallest batch, whose accuracy is to be reached
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,11 @@ anything here after a study has run has to be said in docs/paper.md.
 from dataclasses import dataclass
 
 from benchmarks.paper.claim_tests import (
+    BATCHES,
+    LONGEST,
     MARGIN,
+    SHORTER,
+    TARGET_EPOCHS,
     AdvantageByBatch,
     ClaimTest,
     Contrast,
@@ -35,9 +39,6 @@ from benchmarks.paper.settled import (
     state,
 )
 
-BATCHES = (512, 2048, 8192, 32768)
-SHORTER = (15, 30)  # epochs
-TARGET_EPOCHS = 30  # of Nesterov at the smallest batch, whose accuracy is to be reached
 # Of the paper's Tables 2 and 4: the least gain, in points and as a share of the baseline's error.
 GAIN, GAIN_SHARE = 0.8, 0.038
 FORCES_GAIN, FORCES_SHARE = 0.5, 0.021
@@ -78,7 +79,7 @@ def _lengths(arm: str, batch: int) -> dict[int, Source]:
         epochs: Source("scaling-epochs", arm, name_point(batch_size=batch, epochs=epochs))
         for epochs in SHORTER
     }
-    return shorter | {60: _scaling(arm, batch)}
+    return shorter | {LONGEST: _scaling(arm, batch)}
 
 
 def _by_batch(arm: str) -> dict[int, Source]:

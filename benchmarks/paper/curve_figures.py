@@ -13,12 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.common.ledger import Run
-from benchmarks.paper.claim_tests import get_score
+from benchmarks.paper.claim_tests import BATCHES, get_score
 from benchmarks.paper.run_lines import Results, name_point
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 from neumann.lab.studies.statistics import mean_interval
 
-BATCHES = (512, 2048, 8192, 32768)
 ROOM = 4.0  # times the lowest error, the highest that a panel shows
 # An arm has the same color in all figures.
 COLORS = {

@@ -102,6 +102,10 @@ def describe_run(files: RunFiles, *, curves: bool) -> Run:
         for key in ("data", "model", "opt", "lr", "epochs", "batch_size")
         if key in config
     }
+    if "data" in kept:  # without the folders of the machine
+        kind, colon, files_named = kept["data"].partition(":")
+        names = ",".join(Path(name).name for name in files_named.split(","))
+        kept["data"] = f"{kind}{colon}{names}"
     if isinstance(result, Summary):
         kept |= {
             "score": getattr(result, metric.key),

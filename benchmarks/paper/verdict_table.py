@@ -11,6 +11,7 @@ from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.curve_figures import DRAWINGS
 from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
 from benchmarks.paper.run_lines import Results
+from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
 from neumann.lab.studies.study_files import SEARCH
 
 PLACE = re.compile(r"(<!-- paper (.+?) -->\n).*?(<!-- end of paper -->)", re.DOTALL)
@@ -131,6 +132,9 @@ def fill_page(page: str, rows: Sequence[Row], results: Results) -> str:
     """The page with its generated parts up to date."""
     parts = {
         "figures": show_figures(results),
+        "main": tabulate_main(results),
+        "scaling": tabulate_scaling(results),
+        "epochs": tabulate_epochs(results),
         "count": count_verdicts(rows),
         "table": format_rows(rows, links=True),
         "claims": "\n\n".join(format_section(row) for row in rows),

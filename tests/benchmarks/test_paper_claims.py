@@ -16,7 +16,14 @@ from benchmarks.paper.collect_runs import add_runs
 from benchmarks.paper.draw_figures import draw_all
 from benchmarks.paper.judge_claims import PAGE
 from benchmarks.paper.judging import Verdict
-from benchmarks.paper.run_lines import Results, RunKey, collect_study, name_point
+from benchmarks.paper.run_lines import (
+    Results,
+    RunKey,
+    collect_study,
+    describe_run,
+    name_point,
+)
+from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
 from benchmarks.paper.settled import compare_forces, count_negative, race_conjugate_gradients
 from benchmarks.paper.verdict_table import (
     PLACE,
@@ -27,6 +34,7 @@ from benchmarks.paper.verdict_table import (
     judge_claims,
 )
 from neumann.lab.errors import UsageError
+from neumann.lab.storage.run_files import RunFiles
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
 
@@ -120,6 +128,17 @@ def test_runs_of_a_study_are_collected_once(folder, tmp_path):
         "neumann (batch_size=128) at 0.1",
         "neumann (batch_size=128) at 0.4",
     )
+
+
+def test_folders_of_a_machine_are_not_kept():
+    for data, kept in (
+        ("text:/home/me/a.txt,b/c.txt.xz", "text:a.txt,c.txt.xz"),
+        ("cifar10", "cifar10"),
+        ("folder:/data/imagenet", "folder:imagenet"),
+    ):
+        files = RunFiles({"data": data}, {}, [], {"diverged": {"step": 1, "lr": 1.0}})
+        files.summary["diverged"]["checkpoint"] = None
+        assert describe_run(files, curves=True) == {"data": kept, "diverged": True}
 
 
 @pytest.mark.slow
@@ -328,6 +347,35 @@ def test_with_all_runs_every_row_has_a_verdict(invented):
     assert fill_page(page, rows, invented) == page
 
 
+def test_tables_of_the_runs(tmp_path):
+    results = Results(tmp_path)
+    for tabulate in (tabulate_main, tabulate_scaling, tabulate_epochs):
+        assert tabulate(results) == "No runs yet."
+    main = Ledger(tmp_path / "main-cifar10.jsonl", RunKey)
+    for seed, score in enumerate((94.0, 94.2, None)):
+        result = {"diverged": True} if score is None else {"score": score, "train_loss": 0.05}
+        main.add(RunKey("final", "", "nesterov", seed), {"lr": 0.4, **result})
+    row = "| CIFAR-10 | Nesterov SGD | 94.10 ± 1.27, 1 diverged | 0.14 | 0.0500 | 0.4 | 2 |"
+    assert tabulate_main(Results(tmp_path)).splitlines()[2:] == [row]
+    shorter, longest = (
+        Ledger(tmp_path / f"{n}.jsonl", RunKey) for n in ("scaling-epochs", "scaling")
+    )
+    for batch, lost in ((512, 0.0), (2048, 1.0), (8192, 9.0)):
+        for epochs in (15, 30, 60):
+            score = 92 + math.log2(epochs / 30) - lost
+            ledger, axes = (longest, {}) if epochs == 60 else (shorter, {"epochs": epochs})
+            key = RunKey("final", name_point(batch_size=batch, **axes), "nesterov", 0)
+            ledger.add(key, {"score": score})
+    results = Results(tmp_path)
+    assert tabulate_scaling(results).splitlines()[2:] == [
+        "| Nesterov SGD | 93.00 | 92.00 | 84.00 |  |"
+    ]
+    assert tabulate_epochs(results).splitlines()[0].startswith("| epochs to 92.00 % |")
+    assert tabulate_epochs(results).splitlines()[2:] == [
+        "| Nesterov SGD | 30.0 | 60.0 | more than 60 |  |"
+    ]
+
+
 def test_figures_of_the_runs_that_are_there(invented, tmp_path):
     rows, page = judge_claims(invented), PAGE.read_text()
     assert "to come, in the form of the paper's: 1, 2, 3, 5 and 6" in fill_page(
@@ -358,6 +406,6 @@ def test_the_page_is_up_to_date():
     """If this fails, run python -m benchmarks.paper.judge_claims --update."""
     page = PAGE.read_text()
     places = {name for _, name, _ in PLACE.findall(page)}
-    assert places == {"count", "table", "figures", "claims"}
+    assert places == {"count", "table", "main", "scaling", "epochs", "figures", "claims"}
     results = Results(ROOT / "results/paper")
     assert fill_page(page, judge_claims(results), results) == page
