@@ -49,11 +49,11 @@ def test_the_text_never_gets_shorter(bar):
     assert len(task.description) == width
 
 
-def test_a_narrow_terminal_shows_the_score_in_place_of_the_loss(bar):
+def test_the_text_of_a_narrow_terminal_leaves_room_for_the_bar(bar):
     study, task = bar
-    study.on_line("a", 0, LINE)
-    assert task.description == "a seed 0 epoch 10.0/20 loss 0.500"
-    study.on_line("a", 0, {**LINE, "accuracy": 91.0})
     narrow = study._bar.console.width == 80
+    study.on_line("a", 0, LINE)
     place = "epoch 10.0/20" if narrow else "epoch 10.0/20 loss 0.500"
-    assert task.description.rstrip() == f"a seed 0 {place} 91.00 %"
+    assert task.description == f"a seed 0 {place}"
+    study.on_line("a", 0, {**LINE, "accuracy": 91.0})
+    assert task.description.rstrip() == ("a seed 0" if narrow else f"a seed 0 {place}") + " 91.00 %"

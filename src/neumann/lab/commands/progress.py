@@ -23,7 +23,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
 LOG_SECONDS = 30.0  # between two lines about an unfinished run
-NARROW = 100  # columns, below which a study's bar drops the loss of a run that has a score
+NARROW = 100  # columns, below which the text of a study leaves room for its bar
 
 
 def _open_bar(console: Console, before: str, *after: str) -> Progress:
@@ -32,7 +32,8 @@ def _open_bar(console: Console, before: str, *after: str) -> Progress:
         TextColumn(text, markup=False, table_column=Column(no_wrap=True))
         for text in (before, *after)
     ]
-    columns = (texts[0], BarColumn(bar_width=None), *texts[1:], TimeRemainingColumn())
+    left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+    columns = (texts[0], BarColumn(bar_width=None), *texts[1:], left)
     return Progress(*columns, console=console, transient=True)
 
 
@@ -160,12 +161,9 @@ class _StudyBar(_PlannedRuns):
         self._unfinished[key] = line["epoch"] / run.epochs
         if "accuracy" in line:
             self._scores[key] = f" {_format_score(run.metric, line[run.metric.key])}"
-        score = self._scores.get(key, "")
-        narrow = self._bar.console.width < NARROW
-        place = self._describe_place(
-            key, {**line, "train_loss": None} if narrow and score else line
-        )
-        self._describe(f"{arm} seed {seed} {place}{score}")
+        score, narrow = self._scores.get(key, ""), self._bar.console.width < NARROW
+        place = self._describe_place(key, {**line, "train_loss": None} if narrow else line)
+        self._describe(f"{arm} seed {seed}{'' if narrow and score else f' {place}'}{score}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
