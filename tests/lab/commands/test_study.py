@@ -63,7 +63,7 @@ def test_pages_of_the_study_and_its_points(finished):
     page = (finished / "report.html").read_text()
     assert "<h1>Batches</h1>" in page
     assert 'href="batch_size=64/report.html"' in page
-    assert "Accuracy, % by batch_size" in page
+    assert "Accuracy, % by batch size" in page
     assert "Learning rates chosen on held-out data" in page
     assert "<h1>Batches: batch size 64</h1>" in (finished / "batch_size=64/report.html").read_text()
     assert (finished / "plots/along-0.png").stat().st_size > 1000

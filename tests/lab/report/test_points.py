@@ -30,9 +30,15 @@ def test_tables_have_a_column_for_each_point(study):
     assert [row[0].text for row in scores.rows] == ["neumann", "base"]
     assert "±" in scores.rows[0][1].text
     assert scores.rows[0][3].text == "–"
-    assert [row[0].text for row in ahead.rows] == ["base"]
-    assert ahead.rows[0][1].text.startswith("+")
-    assert ahead.rows[0][1].note.endswith("n 3")
+    assert [row[0].text for row in ahead.rows] == ["neumann", "base"]
+    with_first, with_second = ahead.rows[1][1].choices
+    assert with_first.text.startswith("+")
+    assert with_first.note.endswith("n 3")
+    assert with_second.note == "reference"
+    # The other way round it is the same number.
+    opposite = ahead.rows[0][1].choices[1]
+    assert opposite.text == with_first.text.replace("+", "−")
+    assert opposite.note == with_first.note
 
 
 def test_scores_are_plotted_along_an_axis_of_numbers(study):

@@ -1,4 +1,4 @@
-"""The report in a browser, as a reader sees it: nothing overlaps, is cut off or is hidden."""
+"""The report in a browser, as a reader sees it: nothing overlaps or is hidden, and all is named."""
 
 import itertools
 import re
@@ -6,8 +6,13 @@ import re
 import pytest
 
 from neumann.lab.report import write_report
+from neumann.lab.report.study_records import read_study
 from tests.support.browser import open_page
 from tests.support.fake_records import fake_comparison, fake_study, fake_sweep
+
+selenium = pytest.importorskip("selenium")
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -121,8 +126,140 @@ def test_arms_have_short_names_and_their_commands_stand_under_settings(browser, 
 def test_sentences_and_tables_round_alike(browser, comparison):
     open_page(browser, comparison)
     sentences = browser.find_element("id", "verdict").text
-    sizes = re.findall(r"[\d.]+ ± [\d.]+ points", sentences)
+    sizes = re.findall(r"[\d.]+\s±\s[\d.]+(?=\spoints)", sentences)
     table = browser.find_element("css selector", "#results table").text
     assert len(sizes) == len(ARMS) - 1
     for size in sizes:
-        assert size.removesuffix(" points") in table
+        assert " ".join(size.split()) in table
+
+
+def measure_hint(browser, selector):
+    """Return height and opacity of the hint at a table."""
+    script = """
+        const hint = document.querySelector(arguments[0] + ' .hint');
+        return hint ? [hint.offsetHeight, Number(getComputedStyle(hint).opacity)] : [0, 0];
+    """
+    return browser.execute_script(script, selector)
+
+
+def test_a_table_that_is_cut_off_says_that_it_scrolls(browser, comparison):
+    open_page(browser, comparison, width=390, height=844, phone=True)
+    box = browser.find_element("css selector", "#results .scroll")
+    height, opacity = measure_hint(browser, "#results")
+    assert height > 10
+    assert opacity == 1
+    assert "scroll" in box.text.lower()
+    assert "gradient" in box.value_of_css_property("background-image")
+    arm = box.find_element("css selector", "tbody th")
+    place = arm.location["x"]
+    # By keyboard, to the end: the hint is no longer needed, and the arms are still in view.
+    browser.execute_script("arguments[0].focus()", box)
+    for _ in range(30):
+        box.send_keys(Keys.ARROW_RIGHT)
+    left = "return arguments[0].scrollWidth - arguments[0].clientWidth - arguments[0].scrollLeft"
+    WebDriverWait(browser, 5).until(lambda _: browser.execute_script(left, box) < 2)
+    WebDriverWait(browser, 5).until(lambda _: measure_hint(browser, "#results")[1] < 0.1)
+    assert arm.location["x"] == pytest.approx(place, abs=1)
+
+
+def test_a_table_that_fits_has_no_hint(browser, comparison):
+    open_page(browser, comparison)
+    assert measure_hint(browser, "#results")[0] == 0
+
+
+READ_CHART = """
+    const middle = e => { const b = e.getBoundingClientRect(); return b.left + b.width / 2; };
+    const chart = document.querySelector('main section .result');
+    return {
+        first: chart.closest('section') === document.querySelector('main section'),
+        ticks: [...chart.querySelectorAll('.axis text')]
+            .map(t => [Number(t.textContent), middle(t)]),
+        rows: [...chart.querySelectorAll('li')].map(row => {
+            const line = row.querySelector('.interval'), mean = row.querySelector('.mean');
+            const box = line && line.getBoundingClientRect();
+            return {
+                arm: row.querySelector('.arm').textContent.trim(),
+                value: row.querySelector('.value').innerText,
+                spoken: row.querySelector('svg').getAttribute('aria-label'),
+                mean: mean && middle(mean),
+                interval: box && [box.left, box.right],
+                seeds: [...row.querySelectorAll('.seed')].map(middle),
+                beyond: row.querySelectorAll('.beyond path').length,
+            };
+        }),
+    };
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_result_is_charted_at_the_top(browser, comparison, width):
+    open_page(browser, comparison, width=width, phone=width == 390)
+    chart = browser.execute_script(READ_CHART)
+    assert chart["first"]
+    (low, left), *_, (high, right) = chart["ticks"]
+    result = read_study(comparison.parent).comparison
+    assert [row["arm"] for row in chart["rows"]] == [row.arm for row in result.rows]
+
+    def place(value):
+        return left + (right - left) * (value - low) / (high - low)
+
+    for shown, row in zip(chart["rows"], result.rows, strict=True):
+        assert shown["value"].startswith(f"{row.score.mean:.2f} ±")
+        assert f"mean {row.score.mean:.2f} %, 95 % interval {row.score.low:.2f}" in shown["spoken"]
+        if row.arm == "sgd (momentum 0)":  # 27 points behind: its arrow points to it
+            assert shown["beyond"] == 1
+            assert shown["mean"] is None
+            continue
+        assert shown["mean"] == pytest.approx(place(row.score.mean), abs=1.5)
+        edges = [place(row.score.low), place(row.score.high)]
+        # A line of 3.5 pixels has round ends.
+        assert shown["interval"] == pytest.approx(edges, abs=4)
+        scores = [run.score for run in row.runs.values() if run.score == run.score]
+        assert shown["seeds"] == pytest.approx([place(score) for score in scores], abs=1.5)
+    assert "1 diverged" in chart["rows"][-1]["value"]
+
+
+def read_sentences(browser):
+    lists = browser.find_elements("css selector", "#verdict .findings")
+    (shown,) = [each for each in lists if each.is_displayed()]
+    return [" ".join(line.text.split()) for line in shown.find_elements("css selector", "li")]
+
+
+def test_the_reader_chooses_the_reference(browser, comparison):
+    open_page(browser, comparison)
+    result = read_study(comparison.parent).comparison
+    labels = browser.find_elements("css selector", "#verdict .reference label")
+    assert [label.text for label in labels] == [row.arm for row in result.rows]
+
+    def check(index):
+        compared = result.compare_with(index)
+        sentences = [text[0].upper() + text[1:] for text in compared.state_verdicts()]
+        shown = [text[0].upper() + text[1:] for text in read_sentences(browser)]
+        assert shown == [f"{text}." for text in sentences]
+        name = result.rows[index].arm
+        table = browser.find_element("css selector", "#results table")
+        assert f"{name} ahead by" in table.text
+        assert table.text.count("ahead by") == 1
+        (row,) = [
+            row
+            for row in table.find_elements("css selector", "tbody tr")
+            if "reference" in row.text
+        ]
+        assert row.text.startswith(name)
+
+    check(0)
+    labels[2].click()
+    check(2)
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    check(3)
+    assert browser.execute_script("return document.scripts.length") == 0
+
+
+def test_the_reader_of_a_study_chooses_the_reference(browser, study):
+    open_page(browser, study)
+    table = browser.find_elements("css selector", "#results table")[1]
+    before = table.find_elements("css selector", "tbody tr")[1].text
+    browser.find_element("css selector", "label[for=ref-1]").click()
+    after = table.find_elements("css selector", "tbody tr")[0].text
+    assert before.removeprefix("sgd").replace("+", "−") == after.removeprefix("neumann")
+    assert "neumann" in browser.find_element("css selector", "#points").text

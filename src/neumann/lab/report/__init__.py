@@ -4,8 +4,9 @@ Records on disk, finished or not, become runs (`runs`) and a study (`study_recor
 study with axes its points (`points`); `arm_names` gives the arms short names. `training_plots` and
 `curvature_plots` say what to draw as a `plot`; `drawing` draws it with the colors of `palette`, and
 `svg` makes the drawing fit a page.
-`result_tables` and `verdicts` put the results into rows and sentences, with the number formats of
-`formatting`; `headings` say what the page is. `page` puts it all into one HTML file.
+`result_chart`, `result_tables` and `verdicts` put the results into a picture, rows and sentences,
+with the number formats of `formatting`, for each of the `references`; `headings` say what the page
+is. `page` puts it all into one HTML file.
 """
 
 from collections.abc import Callable

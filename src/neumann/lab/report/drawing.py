@@ -30,6 +30,7 @@ SIZE = (6.0, 3.9)  # inches; 72 units of the SVG each
 MARGINS = {"left": 0.135, "right": 0.985, "top": 0.925, "bottom": 0.145}
 FONT = 12.0  # units of the SVG
 PNG_DPI = 160
+DODGE = 0.012  # between arms with the same x, of the width
 MAX_LABEL = 70  # characters of a name in the PNG's legend
 # Room for the labels under the axis, in units of the SVG. A page's font is wider than most.
 LETTER, LABEL_GAP = 0.62 * (FONT - 1), 8.0
@@ -101,16 +102,17 @@ class _Canvas:
         style = line_style(curve.index, curve.part)
         diverged = curve.part == "diverged"
         every_point = self.plot.separate or style.hollow or len(finite_values(curve.y)) == 1
+        x = self._dodge(index, curve.x) if self.plot.dodge else curve.x
         if curve.has_band:
             band: Artist
-            edges = curve.x, curve.low, curve.high
+            edges = x, curve.low, curve.high
             if self.plot.separate:
                 band = self.axes.vlines(*edges, colors=style.color, alpha=0.55, linewidth=2.6)
             else:
                 band = self.axes.fill_between(*edges, color=style.color, alpha=0.16, linewidth=0)
             self._name(band, f"band-{index}", curve.label, "spread")
         (line,) = self.axes.plot(
-            curve.x,
+            x,
             curve.y,
             linewidth=0.9 if diverged else WIDTH,
             alpha=0.8 if diverged else 1.0,
@@ -121,6 +123,15 @@ class _Canvas:
             **style.line_options(dots=every_point),
         )
         self._name(line, f"curve-{index}", curve.label, curve.part)
+
+    def _dodge(self, index: int, x: tuple[float, ...]) -> tuple[float, ...]:
+        """Move the points of an arm a little aside, so that its bars do not hide another's."""
+        xs = finite_values(x for curve in self.plot.curves for x in curve.x)
+        low, high = min(xs), max(xs)
+        step = DODGE * (index - (len(self.plot.curves) - 1) / 2)
+        if self.plot.log_x:
+            return tuple(value * (high / low) ** step for value in x)
+        return tuple(value + step * (high - low) for value in x)
 
     def _shade_phases(self, marks: PhaseMarks) -> None:
         """Mark the one timetable across the whole plot."""

@@ -1,13 +1,14 @@
 """The page of a report: one HTML file that needs nothing else, neither network nor scripts.
 
-Tabs are radio buttons and dark mode is a media query. The templates escape all text (autoescape),
-so text from records cannot become markup. The only markup that they do not escape is made by
-`breakable` and `highlight`, which escape their text themselves, and by `svg`.
+Tabs and the choice of a reference are radio buttons; dark mode is a media query. The templates
+escape all text (autoescape), so text from records cannot become markup. The only markup that they
+do not escape is made by `breakable` and `highlight`, which escape their text themselves, and by
+`svg`.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,6 +27,8 @@ from neumann.lab.report.headings import (
 from neumann.lab.report.palette import ARMS, PARTS, line_style
 from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
 from neumann.lab.report.points import INTERVALS, Overview, plot_points, tabulate_points
+from neumann.lab.report.references import compare_with_each
+from neumann.lab.report.result_chart import chart_result
 from neumann.lab.report.study_records import Study
 from neumann.lab.report.verdicts import Verdict, state_verdict
 from neumann.lab.studies.results import Comparison
@@ -58,18 +61,33 @@ def render_page(study: Study, draw_svg: Callable[[Plot], str], plots_folder: str
 def render_overview(overview: Overview, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
     """Render the page of a study with axes, in the same way."""
     plots = plot_points(overview)
+    by_point = zip(*overview.compared.values(), strict=True)
+    verdicts = [[_judge(point.study) for point in compared] for compared in by_point]
     content = {
         "version": neumann.__version__,
         "name": overview.name,
         "kind": describe_overview(overview),
         "title": overview.title or overview.name,
         "about": overview.about,
-        "points": [(point, _judge(point.study)) for point in overview.points],
+        "references": _choose_references(list(overview.compared)),
+        "points": [
+            (point, found, None if point.study is None else chart_result(point.study))
+            for point, found in zip(
+                overview.points,
+                verdicts or [[_judge(p.study)] for p in overview.points],
+                strict=True,
+            )
+        ],
         "arm_names": set(overview.arms),
         "figures": Figures(plots, [(arm, i) for i, arm in enumerate(overview.arms)], INTERVALS),
         "tables": tabulate_points(overview),
     }
     return _render("overview.html", content, draw_svg, plots_folder)
+
+
+def _choose_references(arms: list[str]) -> list[str]:
+    """Return the arms to choose from; none if there is no choice."""
+    return arms if len(arms) > 1 else []
 
 
 def _judge(study: Study | None) -> Verdict:
@@ -109,13 +127,23 @@ def highlight(text: str, names: Iterable[str]) -> Markup:
     pieces = re.split(rf"(?<!\S)({either})(?=[\s;.,]|$)", text) if either else [text]
     bold = Markup("<b>{}</b>")
     return Markup("").join(
-        bold.format(breakable(piece)) if index % 2 else piece for index, piece in enumerate(pieces)
+        bold.format(breakable(piece)) if index % 2 else _keep_together(piece)
+        for index, piece in enumerate(pieces)
     )
+
+
+def _keep_together(text: str) -> str:
+    """Let no line break inside "0.40 ± 0.20 points" or "n = 3"."""
+    pattern = r" (?=± )|(?<=±) |(?<=\b[np]) (?=[=<] )|(?<=\b[np] [=<]) |(?<=\d) (?=points\b|nats\b)"
+    return re.sub(pattern, "\u00a0", text)
 
 
 def _gather(study: Study) -> dict[str, Any]:
     """Gather what the template shows; a section that has nothing to show is empty or None."""
     comparison = study.comparison
+    comparisons = [] if comparison is None else compare_with_each(comparison)
+    references = [each.rows[each.reference].arm for each in comparisons]
+    verdicts = [state_verdict(replace(study, comparison=each)) for each in comparisons]
     sensitivity = training_plots.plot_sensitivity(study.sensitivities, study.search is not None)
     recalibration = training_plots.plot_recalibration(study)
     metrics = {axis: training_plots.plot_metrics(study, axis) for axis in AXES}
@@ -123,7 +151,7 @@ def _gather(study: Study) -> dict[str, Any]:
     all_metrics = [plot for plots in metrics.values() for plot in plots]
     results = None
     if comparison is not None:
-        results = result_tables.tabulate_comparison(study, comparison)
+        results = result_tables.tabulate_comparison(study, comparisons)
     elif study.search is None:
         results = result_tables.tabulate_run(study.arms[0].runs[0])
     return {
@@ -134,7 +162,9 @@ def _gather(study: Study) -> dict[str, Any]:
         "subtitle": compose_subtitle(study),
         "about": study.about,
         "arm_names": {arm.name for arm in study.arms} | {arm.arm for arm in study.sensitivities},
-        "verdict": state_verdict(study),
+        "references": _choose_references(references),
+        "verdicts": verdicts or [state_verdict(study)],
+        "chart": chart_result(study),
         "results": results,
         "results_note": _explain_comparison(comparison) if comparison else "",
         "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
@@ -164,7 +194,7 @@ def _explain_comparison(comparison: Comparison) -> str:
     if len(comparison.rows) > 1:
         sentences.append(
             "Differences are paired by seed, which gives both arms the same initial weights and "
-            "data order; a positive one means that the first arm is ahead."
+            "data order; a positive one means that the reference is ahead."
         )
     if comparison.p_value_count > 1:
         sentences.append(f"The {UNCORRECTED}.")

@@ -81,6 +81,7 @@ class Plot:
     target_label: str = ""
     ticks: tuple[float, ...] = ()  # of the x axis, if only certain values have a meaning
     separate: bool = False  # each point is a measurement of its own
+    dodge: bool = False  # the arms have the same x: draw them side by side
     band_note: str = SEED_BANDS  # what the bands mean, if there are any
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from neumann.lab.report.formatting import NONE, format_interval, format_p_value
 from neumann.lab.report.plot import Curve, Plot
+from neumann.lab.report.references import list_references
 from neumann.lab.report.result_tables import Cell, Table
 from neumann.lab.report.study_records import Study, read_study
 from neumann.lab.studies import study_files
@@ -28,6 +30,19 @@ class PointResult:
     def comparison(self) -> Comparison | None:
         return None if self.study is None else self.study.comparison
 
+    @property
+    def reference(self) -> str | None:
+        found = self.comparison
+        return None if found is None else found.rows[found.reference].arm
+
+    def compare_with(self, reference: str) -> "PointResult":
+        """Return the same point with another arm as the reference, if it has that arm."""
+        names = [row.arm for row in self.comparison.rows] if self.comparison else []
+        if self.study is None or self.comparison is None or reference not in names:
+            return self
+        compared = self.comparison.compare_with(names.index(reference))
+        return replace(self, study=replace(self.study, comparison=compared))
+
     def find_row(self, arm: str) -> ArmResult | None:
         rows = () if self.comparison is None else self.comparison.rows
         return next((row for row in rows if row.arm == arm), None)
@@ -48,6 +63,14 @@ class Overview:
         found = [point.comparison for point in self.points]
         rows = (row for comparison in found if comparison for row in comparison.rows)
         return list(dict.fromkeys(row.arm for row in rows))
+
+    @cached_property
+    def compared(self) -> dict[str, list[PointResult]]:
+        """The points once for each reference."""
+        return {
+            reference: [point.compare_with(reference) for point in self.points]
+            for reference in list_references(self.arms)
+        }
 
 
 def has_points(folder: Path) -> bool:
@@ -76,7 +99,7 @@ def name_axis(key: str) -> str:
 
 
 def tabulate_points(overview: Overview) -> list[Table]:
-    """The score of each arm at each point, and how far the first arm is ahead."""
+    """The score of each arm at each point, and how far each reference is ahead."""
     points, arms = overview.points, overview.arms
     if not arms:
         return []
@@ -90,10 +113,17 @@ def tabulate_points(overview: Overview) -> list[Table]:
         ]
         return Table(label, titles, rows)
 
+    def ahead(point: PointResult, arm: str) -> Cell:
+        number = points.index(point)
+        found = [
+            _describe_difference(of[number], ref, arm) for ref, of in overview.compared.items()
+        ]
+        return found[0] if len(found) == 1 else Cell("", choices=tuple(found))
+
     tables = [make(f"{metric.label.capitalize()}, mean and 95 % interval", arms, _describe_score)]
     if len(arms) > 1:
-        label = f"{arms[0]} ahead by, {metric.difference_unit}, paired, 95 % interval"
-        tables.append(make(label, arms[1:], _describe_difference))
+        label = f"How far the reference is ahead, {metric.difference_unit}, paired, 95 % interval"
+        tables.append(make(label, arms, ahead))
     if any(point.study and point.study.search for point in points):
         tables.append(make("Learning rates chosen on held-out data", arms, _describe_lr))
     return tables
@@ -111,9 +141,11 @@ def _describe_score(point: PointResult, arm: str) -> Cell:
     return Cell(format_interval(row.score, comparison.metric), ", ".join(notes), "bad-note")
 
 
-def _describe_difference(point: PointResult, arm: str) -> Cell:
+def _describe_difference(point: PointResult, reference: str, arm: str) -> Cell:
+    if arm == reference:
+        return Cell("", "reference")
     row, comparison = point.find_row(arm), point.comparison
-    if row is None or comparison is None or row.difference is None:
+    if comparison is None or row is None or row.difference is None or point.reference != reference:
         return Cell(NONE)
     shown = format_interval(row.difference, comparison.metric, signed=True)
     return Cell(shown, f"p {format_p_value(row.difference)}, n {row.difference.n}")
@@ -163,6 +195,7 @@ def _plot_line(
         from_zero=False,
         ticks=ticks,
         separate=True,
+        dodge=True,
         band_note=INTERVALS,
     )
     return [plot]

@@ -31,6 +31,7 @@ class Cell:
     note: str = ""
     style: Literal["", "bad", "bad-note", "different", "code"] = ""
     arm: int | None = None  # show the line of the arm with this index
+    choices: tuple["Cell", ...] = ()  # instead of all this: a cell for each reference
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,10 @@ def _cells(*texts: str) -> list[Cell]:
     return [Cell(text) for text in texts]
 
 
-def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
-    """Tabulate each arm's mean, interval, paired difference to the first arm, and cost."""
-    first, target = comparison.rows[0].arm, comparison.target
+def tabulate_comparison(study: Study, comparisons: Sequence[Comparison]) -> Table:
+    """Tabulate each arm's mean, interval, paired difference to each reference, and cost."""
+    comparison = comparisons[0]
+    target = comparison.target
     several = len(comparison.rows) > 1
     recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
     metric = comparison.metric
@@ -65,26 +67,34 @@ def tabulate_comparison(study: Study, comparison: Comparison) -> Table:
     if any(recalibrated):
         titles.append(Cell("recalibrated, %", "BatchNorm"))
     if several:
-        name = first if len(first) <= MAX_NAME else "first arm"
-        titles += [
-            Cell(f"{name} ahead by", f"{metric.difference_unit}, paired, 95 % CI"),
-            Cell("p"),
-        ]
+        titles += [_choose([_title_difference(each) for each in comparisons]), Cell("p")]
     if target is not None:
         titles += [Cell(f"steps to {metric.format_target(target)}", "mean"), Cell("epochs")]
     titles.append(Cell("seconds", "mean of training"))
     rows = []
-    for arm, row, accuracies in zip(study.arms, comparison.rows, recalibrated, strict=True):
+    for number, arm in enumerate(study.arms):
+        row, accuracies = comparison.rows[number], recalibrated[number]
         cells = [Cell(row.arm, arm=arm.index), _count_runs(row, comparison), _score(row, metric)]
         cells += [Cell(describe_extra(row, extra)) for extra in comparison.extras]
         if any(recalibrated):
             cells.append(Cell(format_interval(mean_interval(accuracies))))
         if several:
-            cells += _difference(row, metric)
+            found = [_difference(each.rows[number], metric) for each in comparisons]
+            cells += [_choose(column) for column in zip(*found, strict=True)]
         if target is not None:
             cells += describe_target(list(row.runs.values()))
         rows.append([*cells, Cell(formatting.format_seconds(row.seconds))])
     return Table("Comparison of the arms", titles, rows)
+
+
+def _choose(cells: Sequence[Cell]) -> Cell:
+    return cells[0] if len(cells) == 1 else Cell("", choices=tuple(cells))
+
+
+def _title_difference(comparison: Comparison) -> Cell:
+    name = comparison.rows[comparison.reference].arm
+    name = name if len(name) <= MAX_NAME else "reference"
+    return Cell(f"{name} ahead by", f"{comparison.metric.difference_unit}, paired, 95 % CI")
 
 
 def _count_runs(row: ArmResult, comparison: Comparison) -> Cell:
@@ -108,7 +118,7 @@ def describe_extra(row: ArmResult, extra: Quantity) -> str:
 def _difference(row: ArmResult, metric: Metric) -> list[Cell]:
     found = row.difference
     if found is None:
-        return _cells("", "")
+        return [Cell("", "reference"), Cell("")]
     difference = Cell(
         format_interval(found, metric, signed=True), formatting.format_limits(found, metric)
     )

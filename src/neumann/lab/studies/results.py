@@ -6,7 +6,7 @@ counted and named, but left out of the means.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class ArmResult:
     text: str  # as the command wrote it
     runs: dict[int, FinishedRun]  # by seed
     score: Interval  # in the unit of the metric
-    difference: Difference | None  # by how much the first arm is better; None for the first
+    difference: Difference | None  # by how much the reference is better; None for it
     seconds: float | None  # of training, mean over seeds
     long_warmup: LongWarmup | None  # if most of a Neumann run was its warm-up
     extras: Mapping[str, Interval] = field(default_factory=dict)  # of the metric, by key
@@ -53,7 +53,7 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison as far as it has got. All other arms are compared with the first."""
+    """A comparison as far as it has got. All other arms are compared with one, the reference."""
 
     folder: Path
     rows: tuple[ArmResult, ...]
@@ -61,6 +61,16 @@ class Comparison:
     target: float | None  # in the unit of the metric
     hidden: int  # finished runs of arms and seeds that were not requested
     metric: Metric = ACCURACY
+    reference: int = 0  # the index of the arm
+
+    def compare_with(self, reference: int) -> "Comparison":
+        """Return the same comparison with another arm as the reference."""
+        base = self.rows[reference].runs
+        rows = tuple(
+            replace(row, difference=None if i == reference else _compare(base, row.runs))
+            for i, row in enumerate(self.rows)
+        )
+        return replace(self, rows=rows, reference=reference)
 
     @property
     def extras(self) -> list[Quantity]:
@@ -76,8 +86,8 @@ class Comparison:
         return sum(row.difference is not None and row.difference.p is not None for row in self.rows)
 
     def state_verdicts(self) -> list[str]:
-        """One sentence for each arm but the first."""
-        first = self.rows[0].arm
+        """One sentence for each arm but the reference."""
+        first = self.rows[self.reference].arm
         return [
             describe_difference(first, row.arm, row.difference, self.metric)
             for row in self.rows
@@ -121,10 +131,7 @@ def _summarize_arm(
         for seed in range(seeds)
         if (run := read_finished_run(get_run_folder(folder, arm, seed), metric)) is not None
     }
-    difference = None
-    if first is not None:
-        pairs = statistics.select_common_seeds(_list_gains(first.runs), _list_gains(runs))
-        difference = statistics.paired_difference(*pairs)
+    difference = None if first is None else _compare(first.runs, runs)
     score = statistics.mean_interval([run.score for run in runs.values()])
     extras = {
         extra.key: statistics.mean_interval(found)
@@ -135,6 +142,11 @@ def _summarize_arm(
     seconds = sum(times) / len(times) if times else None
     warmup = _long_warmup(arm, runs)
     return ArmResult(get_name(arm), arm, runs, score, difference, seconds, warmup, extras)
+
+
+def _compare(a: dict[int, FinishedRun], b: dict[int, FinishedRun]) -> Difference:
+    pairs = statistics.select_common_seeds(_list_gains(a), _list_gains(b))
+    return statistics.paired_difference(*pairs)
 
 
 def _list_gains(runs: dict[int, FinishedRun]) -> dict[int, float]:

@@ -1,0 +1,191 @@
+"""The result in one picture: a row for each arm with its mean, the 95 % interval and every seed.
+
+Positions are percentages of the width, so that a page can draw the rows at any width without
+making their text smaller.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neumann.lab.metrics import Metric
+from neumann.lab.report.formatting import (
+    format_count,
+    format_interval,
+    format_limits,
+    format_short,
+    join_sentences,
+)
+from neumann.lab.report.runs import finite_values
+from neumann.lab.report.study_records import Study
+from neumann.lab.studies.results import ArmResult, Comparison
+
+FAR = 4  # an axis that is this many times as wide as the better half of the arms leaves some out
+MAX_TICKS = 6
+ROOM = 0.04  # of the width, on each side
+
+
+@dataclass(frozen=True)
+class Seed:
+    position: float
+    text: str
+
+
+@dataclass(frozen=True)
+class ChartRow:
+    arm: str
+    index: int  # it determines the color
+    text: str  # the result in numbers
+    note: str  # what is missing from it
+    mean: float | None  # None: there is none, or it lies beyond the axis
+    interval: tuple[float, float] | None
+    seeds: tuple[Seed, ...]
+    beyond: tuple[str, ...]  # the sides on which something lies beyond the axis
+    spoken: str  # for screen readers
+
+
+@dataclass(frozen=True)
+class ResultChart:
+    title: str
+    rows: tuple[ChartRow, ...]
+    ticks: tuple[tuple[float, str], ...]  # position and label
+    caption: str
+
+
+def chart_result(study: Study) -> ResultChart | None:
+    """Chart the arms of a comparison; None before a run has finished."""
+    comparison = study.comparison
+    if comparison is None:
+        return None
+    extents = [_find_extent(row) for row in comparison.rows]
+    known = [extent for extent in extents if extent is not None]
+    if not known:
+        return None
+    low, high = _choose_limits(comparison, extents)
+    rows = tuple(
+        _place(row, arm.index, comparison, low, high)
+        for arm, row in zip(study.arms, comparison.rows, strict=True)
+    )
+    on = "held-out data" if study.settings.get("held_out") else "the test set"
+    metric = comparison.metric
+    better = "" if metric.higher_is_better else "; lower is better"
+    ticks = _choose_ticks(low, high)
+    return ResultChart(
+        f"{metric.name.capitalize()} on {on}, {metric.unit}{better}",
+        rows,
+        tuple((_scale(tick, low, high), format_short(tick)) for tick in ticks),
+        _explain(rows),
+    )
+
+
+def _find_extent(row: ArmResult) -> tuple[float, float] | None:
+    """Return the lowest and the highest value that the row shows."""
+    shown = finite_values(run.score for run in row.runs.values())
+    shown += [edge for edge in (row.score.low, row.score.high) if edge is not None]
+    return (min(shown), max(shown)) if shown else None
+
+
+def _choose_limits(
+    comparison: Comparison, extents: Sequence[tuple[float, float] | None]
+) -> tuple[float, float]:
+    """Fit the axis to all arms, or if bad ones would squeeze the others, to the better half."""
+    metric = comparison.metric
+    known = [
+        (metric.gain(row.score.mean), extent)
+        for row, extent in zip(comparison.rows, extents, strict=True)
+        if extent is not None and row.score.mean is not None
+    ]
+    known.sort(reverse=True)
+    low, high = _span([extent for _, extent in known])
+    best_low, best_high = _span([extent for _, extent in known[: math.ceil(len(known) / 2)]])
+    width = best_high - best_low
+    if width > 0 and high - low > FAR * width:
+        if metric.higher_is_better:
+            low = max(low, best_low - width)
+        else:
+            high = min(high, best_high + width)
+    room = ROOM * (high - low) or max(abs(high) * 0.01, 1e-6)
+    return low - room, high + room
+
+
+def _span(extents: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return min(low for low, _ in extents), max(high for _, high in extents)
+
+
+def _scale(value: float, low: float, high: float) -> float:
+    return round(100 * (value - low) / (high - low), 2)
+
+
+def _place(row: ArmResult, index: int, comparison: Comparison, low: float, high: float) -> ChartRow:
+    metric, score = comparison.metric, row.score
+    scores = {s: run.score for s, run in row.runs.items() if math.isfinite(run.score)}
+    extent = _find_extent(row)
+    beyond = []
+    if extent is not None:
+        beyond += ["left"] if extent[0] < low else []
+        beyond += ["right"] if extent[1] > high else []
+    interval = None
+    if score.low is not None and score.high is not None and score.low < high and score.high > low:
+        interval = (
+            _scale(max(score.low, low), low, high),
+            _scale(min(score.high, high), low, high),
+        )
+    seen = score.mean is not None and low <= score.mean <= high
+    return ChartRow(
+        row.arm,
+        index,
+        "diverged" if score.mean is None and score.diverged else format_interval(score, metric),
+        _describe_gaps(row, comparison),
+        _scale(score.mean, low, high) if seen and score.mean is not None else None,
+        interval,
+        tuple(
+            Seed(_scale(value, low, high), f"seed {seed}: {metric.format(value)} {metric.unit}")
+            for seed, value in scores.items()
+            if low <= value <= high
+        ),
+        tuple(beyond),
+        _speak(row, metric),
+    )
+
+
+def _describe_gaps(row: ArmResult, comparison: Comparison) -> str:
+    done, seeds = len(row.runs), comparison.seeds
+    notes = [f"{done} of {seeds} runs"] if done < seeds else []
+    if row.score.diverged and row.score.mean is not None:
+        notes.append(f"{row.score.diverged} diverged")
+    return ", ".join(notes)
+
+
+def _speak(row: ArmResult, metric: Metric) -> str:
+    if row.score.mean is None:
+        return f"{row.arm}: no result"
+    limits = format_limits(row.score, metric)
+    parts = [
+        f"{row.arm}: mean {metric.format(row.score.mean)} {metric.unit}",
+        f"95 % interval {limits}" if limits else "",
+        f"over {format_count(row.score.n, 'seed')}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _explain(rows: Sequence[ChartRow]) -> str:
+    intervals = any(row.interval for row in rows)
+    beyond = any(row.beyond for row in rows)
+    return join_sentences(
+        "Large points are means, lines their 95 % intervals, small dots the seeds."
+        if intervals
+        else "One seed for each arm, so there are no intervals.",
+        "An arrow points to what lies beyond the axis." if beyond else "",
+    )
+
+
+def _choose_ticks(low: float, high: float) -> list[float]:
+    """Return a few round numbers between the limits."""
+    power = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
+    step = next(
+        power * factor
+        for factor in (1, 2, 5, 10, 20)
+        if (high - low) / (power * factor) < MAX_TICKS
+    )
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [round(step * count, 12) for count in range(first, last + 1)]
