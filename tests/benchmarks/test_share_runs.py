@@ -1,0 +1,62 @@
+"""Runs that two studies have in common are trained once."""
+
+import pytest
+
+from benchmarks.paper.share_runs import make_key, share_runs
+from neumann.lab.storage.reading import read_summary
+from neumann.lab.studies.comparison import Session
+from neumann.lab.studies.study_toml import read_study_toml
+
+STUDY = """
+[settings]
+data = "digits"
+epochs = 1
+batch_size = 256
+device = "cpu"
+[arms.base]
+opt = "sgd"
+lr = "0.1:0.4:3"
+{more}
+[tuning]
+[test]
+seeds = {seeds}
+"""
+WHOLE = '[arms."with more"]\nopt = "sgd"\nlr = "base"\nweight_decay = 0.1\n'
+
+
+def read(folder, name, **changes):
+    (folder / f"{name}.toml").write_text(STUDY.format(**{"more": "", "seeds": 2, **changes}))
+    return read_study_toml(folder / f"{name}.toml", folder / name)
+
+
+def list_states(study):
+    return [run.state for run in study.list_runs()]
+
+
+@pytest.mark.slow
+def test_the_same_runs_are_shared_and_others_are_trained(tmp_path):
+    first = read(tmp_path, "first")
+    first.test(first.search(Session()), Session())
+    second = read(tmp_path, "second", more=f"micro_batch_size = 512\n{WHOLE}", seeds=3)
+    assert len(share_runs(second, [first.folder])) == 3  # the search; the rest is not known yet
+    found = second.search(Session())
+    shared = share_runs(second, [first.folder])
+    assert sorted(path.relative_to(second.folder).as_posix() for path in shared) == [
+        "final/base/seed-0",
+        "final/base/seed-1",
+    ]
+    assert share_runs(second, [first.folder]) == []
+    assert sorted(list_states(second)) == ["finished"] * 5 + ["to do"] * 4
+    second.test(found, Session())  # accepts what was copied, and trains the other four
+    assert set(list_states(second)) == {"finished"}
+    for place in ("final/base/seed-0", "final/base/seed-1"):
+        assert read_summary(second.folder / place) == read_summary(first.folder / place)
+    other = read_summary(second.folder / "final/with more/seed-0")
+    assert other != read_summary(first.folder / "final/base/seed-0")
+
+
+def test_what_makes_runs_the_same():
+    config = {"batch_size": 512, "micro_batch_size": None, "lr": 0.1, "seed": 0}
+    assert make_key(config) == make_key({**config, "micro_batch_size": 8192})
+    for change in ({"seed": 1}, {"lr": 0.2}, {"micro_batch_size": 256}, {"epochs": 9}):
+        assert make_key(config) != make_key({**config, **change})
