@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
 from benchmarks.common.ledger import Run
@@ -156,24 +157,34 @@ def lose_at_most(
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Are two arms within ± `margin` points of each other?"""
+    """Are two arms, or two kinds of arms on average, within ± `margin` points of each other?"""
 
-    a: Source
-    b: Source
+    a: tuple[Source, ...]
+    b: tuple[Source, ...]  # each beside one of a
     margin: float = MARGIN
 
     @property
     def sources(self) -> Sequence[Source]:
-        return self.a, self.b
+        return (*self.a, *self.b)
 
     def run(self, results: Results) -> Outcome | Missing:
         missing = find_missing(self.sources, results)
         if missing is not None:
             return missing
-        a, b = (results.find(s.study, s.arm, s.point) for s in self.sources)
-        effects, diverged = subtract(a, b, get_score)
+        by_seed = []
+        for seed in range(min(source.needed for source in self.sources)):
+            a, b = (
+                [get_score(results.find(s.study, s.arm, s.point)[seed]) for s in side]
+                for side in (self.a, self.b)
+            )
+            by_seed.append(fmean(x - y for x, y in zip(a, b, strict=True)))
+        effects = [effect for effect in by_seed if math.isfinite(effect)]
         evidence = weigh_equivalence(effects, self.margin)
-        label = f"{self.a.study}: {self.a} − {self.b}"
+        names = (", ".join(str(source) for source in side) for side in (self.a, self.b))
+        label = f"{self.a[0].study}: {' − '.join(names)}"
+        if len(self.a) > 1:
+            label += " (means)"
+        diverged = len(by_seed) - len(effects)
         return Outcome(label, format_effect(evidence, "points"), evidence, diverged)
 
 

@@ -48,6 +48,7 @@ LARS_LOSS = 0.4  # points, the least that the paper says of LARS
 EPOCH_FACTOR = 258 / 226  # the largest ratio in the paper's Table 3
 LOSS_MARGIN = 0.05  # of the logarithm of the training loss
 NATS_MARGIN = 0.01
+INTERVALS = ("2.2", "4.4", "8.8")  # % of a run, the first K
 BASELINES = ("nesterov", "rmsprop")
 MAIN = ("main-cifar10", "main-cifar100")
 
@@ -322,14 +323,13 @@ CLAIMS = (
         "section 3.2",
         "`studies/paper/reset-interval.toml`: doubling and constant, starting at 2.2, 4.4 and 8.8 "
         "%",
-        "Supported if both are within ±0.2 points of each other for all three K (two one-sided "
-        "tests); not supported if they differ by more for one.",
-        tuple(
+        "Supported if both, each as the mean over the three K, are within ±0.2 points of each "
+        "other (two one-sided tests); not supported if they differ by more.",
+        (
             Equivalence(
-                Source("reset-interval", f"constant K {share}%"),
-                Source("reset-interval", f"doubling K {share}%"),
-            )
-            for share in ("2.2", "4.4", "8.8")
+                tuple(Source("reset-interval", f"constant K {share}%") for share in INTERVALS),
+                tuple(Source("reset-interval", f"doubling K {share}%") for share in INTERVALS),
+            ),
         ),
     ),
     Claim(
@@ -516,7 +516,11 @@ CLAIMS = (
         "two and four processes compare weights with those of one",
         "Supported if the accuracies are within ±0.2 points of each other (two one-sided tests); "
         "not supported if they differ by more.",
-        (Equivalence(Source("accumulation", "accumulated"), Source("accumulation", "whole")),),
+        (
+            Equivalence(
+                (Source("accumulation", "accumulated"),), (Source("accumulation", "whole"),)
+            ),
+        ),
     ),
     Claim(
         28,

@@ -4,14 +4,16 @@ A test has two hypotheses to reject. Rejecting "the effect is at most `null`" sp
 rejecting "the effect is at least `claimed`" speaks against it. Both p values are two-sided, so that
 p < 0.05 is the same as a 95 % interval that excludes the number. A claim with several tests needs
 all of them (p is the largest), and fails with any of them (p is the smallest times their number).
-The first is then corrected by Holm's method over the claims that touch the test set; one that has
-not been run counts as p = 1. The second is not: an optimizer without any effect is likely, and many
-looks would find one; an effect that is exactly the claimed one is not.
+
+Both are also corrected by Holm's method over the claims that touch the test set, where one that has
+not been run counts as p = 1. The intervals decide the verdict, and the corrected p whether it is
+weak. If the corrected p decided, then with the seeds that we can pay for even a claim that is true
+would mostly come out as inconclusive, and one that is false as not supported.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from neumann.lab.studies.statistics import (
@@ -124,28 +126,41 @@ def combine(evidence: Sequence[Evidence]) -> Finding:
     )
 
 
+@dataclass(frozen=True)
+class Judgment:
+    verdict: Verdict
+    weak: bool = False  # corrected over all claims, p is not below 0.05
+    p: float = 1.0  # of what decides, corrected
+
+
 def correct_findings(found: Mapping[int, Finding], listed: Sequence[int]) -> dict[int, Finding]:
-    """The findings by number, with the evidence for claims corrected over all of the list.
+    """The findings by number, with both p values corrected over all of the list.
 
     A claim of the list without a finding has not been run, and counts as p = 1.
     """
     unlisted = found.keys() - set(listed)
     if unlisted:
         raise ValueError(f"claims {sorted(unlisted)} are not on the list of those to correct for")
-    corrected = correct_by_holm([found.get(number, Finding()).p_for for number in listed])
-    by_number = dict(zip(listed, corrected, strict=True))
-    return {number: replace(each, p_for=by_number[number]) for number, each in found.items()}
+    all_found = [found.get(number, Finding()) for number in listed]
+    p_for = correct_by_holm([each.p_for for each in all_found])
+    p_against = correct_by_holm([each.p_against for each in all_found])
+    corrected = dict(zip(listed, map(Finding, p_for, p_against), strict=True))
+    return {number: corrected[number] for number in found}
 
 
-def judge(corrected: Finding, *, may_support: bool = True) -> Verdict:
+def judge(found: Finding, corrected: Finding, *, may_support: bool = True) -> Judgment:
     """The verdict on a claim whose tests have run.
 
     If runs of the arm that a claim speaks for diverged, `may_support` is False.
     """
-    supported, excluded = corrected.p_for < LEVEL, corrected.p_against < LEVEL
-    if supported and may_support:
-        return Verdict.SMALLER if excluded else Verdict.SUPPORTED
-    return Verdict.NOT_SUPPORTED if excluded else Verdict.INCONCLUSIVE
+    supported, excluded = found.p_for < LEVEL and may_support, found.p_against < LEVEL
+    if supported:
+        verdict = Verdict.SMALLER if excluded else Verdict.SUPPORTED
+        return Judgment(verdict, corrected.p_for >= LEVEL, corrected.p_for)
+    if excluded:
+        weak = corrected.p_against >= LEVEL
+        return Judgment(Verdict.NOT_SUPPORTED, weak, corrected.p_against)
+    return Judgment(Verdict.INCONCLUSIVE, p=corrected.p_for)
 
 
 def _say_nothing(found: Interval) -> Evidence:

@@ -7,14 +7,14 @@ except for claims 6, 17 and 18, whose measurements are older than the list.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from benchmarks.common.ledger import Run
-from benchmarks.paper.claim_tests import fit_slope
+from benchmarks.paper.claim_tests import count_seeds, fit_slope
 from benchmarks.paper.judging import Verdict
 from benchmarks.paper.run_lines import Results
 
@@ -34,6 +34,11 @@ Measure = Callable[[Results], Settled | None]
 def state(verdict: Verdict, figure: str) -> Measure:
     """A claim that a proof, a test or a document of the repository decides."""
     return lambda results: Settled(verdict, figure)
+
+
+def has_all_seeds(results: Results, study: str, arms: Sequence[str]) -> bool:
+    """A verdict should not change as seeds arrive."""
+    return all(len(results.find(study, arm)) >= count_seeds(study) for arm in arms)
 
 
 # ---------------------------------------------------------------------- claim 6
@@ -66,9 +71,11 @@ def compare_cost_with_adam(results: Results) -> Settled | None:
 def compare_forces(results: Results) -> Settled | None:
     """Supported if in every run the cubic force is larger in the first third of the run and the
     repulsion in the last (medians); not supported if one of the two fails in every run."""
+    if not has_all_seeds(results, "main-cifar10", ("neumann",)):
+        return None
     runs = [run for run in results.find("main-cifar10", "neumann").values() if run.get("forces")]
     if not runs:
-        return None
+        return Settled(Verdict.INCONCLUSIVE, "no run recorded its forces")
     early = [_is_cubic_larger(run, 0.0, 1 / 3) for run in runs]
     late = [not _is_cubic_larger(run, 2 / 3, 1.0) for run in runs]
     verdict = Verdict.INCONCLUSIVE
@@ -102,9 +109,9 @@ def race_conjugate_gradients(results: Results) -> Settled | None:
     """Supported if no form of conjugate gradients reaches Neumann's last training loss in the time
     that Neumann takes; not supported if one does. Means over the seeds, by the clock."""
     arms = ("neumann", "cg Gauss-Newton", "cg Hessian")
-    runs = {arm: list(results.find("krylov", arm).values()) for arm in arms}
-    if not all(runs.values()):
+    if not has_all_seeds(results, "krylov", arms):
         return None
+    runs = {arm: list(results.find("krylov", arm).values()) for arm in arms}
     ended = {arm: [run for run in each if not run.get("diverged")] for arm, each in runs.items()}
     if not ended["neumann"]:
         return Settled(Verdict.INCONCLUSIVE, "every run of Neumann diverged")

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.common.markdown import format_table
 from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source
@@ -35,6 +35,11 @@ class Row:
     figure: str  # the result that decides, in words
     details: tuple[str, ...] = ()  # all results
     notes: tuple[str, ...] = ()  # about the runs
+    weak: bool = False  # corrected over all claims, p is not below 0.05
+
+    @property
+    def words(self) -> str:
+        return f"{self.verdict} (weak)" if self.weak else str(self.verdict)
 
 
 def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row]:
@@ -53,7 +58,8 @@ def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row
     for claim in claims:
         if claim.number in corrected:
             found = [each for each in outcomes[claim.number] if isinstance(each, Outcome)]
-            row = _judge_tests(claim, found, corrected[claim.number])
+            number = claim.number
+            row = _judge_tests(claim, found, findings[number], corrected[number])
         elif claim.tests:
             row = _describe_missing(claim, outcomes[claim.number])
         else:
@@ -62,25 +68,26 @@ def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row
     return [_add_notes(row, results) for row in rows]
 
 
-def _judge_tests(claim: Claim, found: Sequence[Outcome], corrected: Finding) -> Row:
+def _judge_tests(
+    claim: Claim, found: Sequence[Outcome], finding: Finding, corrected: Finding
+) -> Row:
     diverged = sum(each.diverged for each in found)
-    verdict = judge(corrected, may_support=diverged == 0)
+    judgment = judge(finding, corrected, may_support=diverged == 0)
+    verdict = judgment.verdict
     against = verdict in (Verdict.NOT_SUPPORTED, Verdict.SMALLER)
     decisive = (
         min(found, key=lambda each: each.evidence.p_against)
         if against
         else max(found, key=lambda each: each.evidence.p_for)
     )
+    figure = f"{decisive.label}: {decisive.figure}, corrected p {format_p(judgment.p)}"
     if verdict is Verdict.NOT_SUPPORTED:
-        p = f"p {format_p(corrected.p_against)} against the claimed effect"
-    else:
-        p = f"corrected p {format_p(corrected.p_for)}"
-    figure = f"{decisive.label}: {decisive.figure}, {p}"
+        figure += " against the claimed effect"
     if len(found) > 1:
         figure += f" (the one that decides, of {len(found)})"
     details = tuple(f"{each.label}: {each.figure}" for each in found)
     notes = (f"{diverged} runs diverged or did not get there",) if diverged else ()
-    return Row(claim, verdict, figure, details, notes)
+    return Row(claim, verdict, figure, details, notes, judgment.weak)
 
 
 def _describe_missing(claim: Claim, found: Sequence[Outcome | Missing]) -> Row:
@@ -106,7 +113,7 @@ def _add_notes(row: Row, results: Results) -> Row:
     if not edges:
         return row
     note = f"chosen at an edge of the range of learning rates: {', '.join(edges)}"
-    return Row(row.claim, row.verdict, row.figure, row.details, (*row.notes, note))
+    return replace(row, notes=(*row.notes, note))
 
 
 def find_edge(source: Source, results: Results) -> str | None:
@@ -177,7 +184,7 @@ def format_rows(rows: Sequence[Row], *, links: bool = False) -> str:
                 f"[{row.claim.title}](#{make_anchor(row.claim)})" if links else row.claim.title,
                 name_runs(row.claim),
                 row.figure.replace("|", "\\|"),
-                f"**{row.verdict}**" if links else row.verdict,
+                f"**{row.words}**" if links else row.words,
             )
             for row in rows
         ],
@@ -208,7 +215,7 @@ def format_section(row: Row) -> str:
     lines += [f"    - {detail}" for detail in row.details if len(row.details) > 1]
     lines += [f"- **To know:** {claim.limits}"] if claim.limits else []
     lines += [f"- **About the runs:** {note}." for note in row.notes]
-    return "\n".join([*lines, f"- **Verdict: {row.verdict}.**"])
+    return "\n".join([*lines, f"- **Verdict: {row.words}.**"])
 
 
 def make_heading(claim: Claim) -> str:

@@ -10,7 +10,14 @@ import pytest
 
 from benchmarks.common.ledger import Ledger
 from benchmarks.paper import claim_tests
-from benchmarks.paper.claim_tests import Contrast, EpochsToAccuracy, Source, count_seeds, get_loss
+from benchmarks.paper.claim_tests import (
+    Contrast,
+    EpochsToAccuracy,
+    Equivalence,
+    Source,
+    count_seeds,
+    get_loss,
+)
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.collect_runs import add_runs
 from benchmarks.paper.draw_figures import draw_all
@@ -210,15 +217,15 @@ def test_a_share_of_the_error_can_be_the_claimed_effect(study, tmp_path):
 
 
 def test_a_claim_is_judged_beside_the_others(study, tmp_path):
-    """p = 0.047 is evidence for one claim alone, and not for one of two."""
+    """p = 0.047 is good evidence for one claim alone, and weak for one of two."""
     study("neumann", [94.0, 94.2, 94.4, 94.1, 94.8])
     study("base", [93.9] * 5)
     single = dataclasses.replace(AHEAD, claimed=0.2)
     other = Contrast(Source("one", "neumann"), Source("one", "other"))
     (row,) = judge_claims(Results(tmp_path), [make_claim(1, single)])
-    assert (row.verdict, row.figure[-9:]) == (Verdict.SUPPORTED, "p = 0.047")
+    assert (row.words, row.figure[-9:]) == ("supported", "p = 0.047")
     row, waiting = judge_claims(Results(tmp_path), [make_claim(1, single), make_claim(2, other)])
-    assert (row.verdict, row.figure[-9:]) == (Verdict.INCONCLUSIVE, "p = 0.095")
+    assert (row.words, row.figure[-9:]) == ("supported (weak)", "p = 0.095")
     assert waiting.verdict == Verdict.NOT_RUN
 
 
@@ -229,6 +236,19 @@ def test_an_arm_that_diverged_is_named(study, tmp_path):
     assert row.verdict == Verdict.INCONCLUSIVE
     assert "n = 4" in row.figure
     assert row.notes == ("1 runs diverged or did not get there",)
+
+
+def test_equality_of_two_kinds_of_arms_on_average(study, tmp_path):
+    study("constant 1", [94.3, 94.31, 94.29, 94.3, 94.32])
+    study("constant 2", [93.7, 93.72, 93.7, 93.69, 93.7])
+    study("doubling", [94.0] * 5)
+    one, two, base = (Source("one", arm) for arm in ("constant 1", "constant 2", "doubling"))
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, Equivalence((one, two), (base, base)))])
+    assert row.verdict == Verdict.SUPPORTED
+    assert "(means): +0.00 [" in row.figure
+    assert "(90 % interval)" in row.figure
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, Equivalence((one,), (base,)))])
+    assert row.verdict == Verdict.NOT_SUPPORTED
 
 
 def test_losses_count_the_other_way(study, tmp_path):
@@ -262,7 +282,9 @@ def test_forces_along_runs(tmp_path):
     results = Results(tmp_path)
     assert compare_forces(results) is None
     along = [[0.1, 3.0, 1.0, 100.0], [0.3, 2.0, 1.0, 100.0], [0.9, 0.1, 1.0, 50.0]]
-    ledger.add(RunKey("final", "", "neumann", 0), {"score": 94.0, "forces": along})
+    for seed in range(10):
+        assert compare_forces(Results(tmp_path)) is None
+        ledger.add(RunKey("final", "", "neumann", seed), {"score": 94.0, "forces": along})
     found = compare_forces(Results(tmp_path))
     assert found.verdict == Verdict.SUPPORTED
     assert "at most 3.0 % of the gradient" in found.figure
@@ -276,7 +298,8 @@ def test_conjugate_gradients_by_the_clock(tmp_path):
 
     def record(arm, seconds, curve):
         run = {"seconds": seconds, "train_loss": curve[-1], "train_loss_curve": curve}
-        ledger.add(RunKey("final", "", arm, 0), run)
+        for seed in range(count_seeds("krylov")):
+            ledger.add(RunKey("final", "", arm, seed), run)
 
     record("neumann", 10.0, [1.0, 0.5])
     record("cg Hessian", 100.0, [1.5, 1.2])

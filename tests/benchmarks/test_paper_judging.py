@@ -27,6 +27,14 @@ def spread_around(mean, half, n=5):
     return [mean + scale * k for k in pattern]
 
 
+def decide(*evidence):
+    """The verdict on a claim that is judged alone."""
+    found = combine(evidence)
+    judgment = judge(found, found)
+    assert not judgment.weak
+    return judgment.verdict
+
+
 @pytest.mark.parametrize(
     ("mean", "half", "null", "claimed", "verdict"),
     [
@@ -46,7 +54,7 @@ def test_known_intervals(mean, half, null, claimed, verdict):
     found = weigh_direction(spread_around(mean, half), null, claimed)
     assert (found.mean, found.n) == (pytest.approx(mean), 5)
     assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
-    assert judge(combine([found])) == verdict
+    assert decide(found) == verdict
 
 
 def test_p_is_below_five_percent_exactly_if_the_interval_excludes_the_number():
@@ -68,7 +76,7 @@ def test_p_is_below_five_percent_exactly_if_the_interval_excludes_the_number():
     ],
 )
 def test_equivalence_within_the_margin(mean, half, verdict):
-    assert judge(combine([weigh_equivalence(spread_around(mean, half), 0.2)])) == verdict
+    assert decide(weigh_equivalence(spread_around(mean, half), 0.2)) == verdict
 
 
 def test_equivalence_is_two_one_sided_tests():
@@ -93,7 +101,7 @@ def test_a_difference_without_spread_is_no_evidence():
 
 def test_one_run_says_nothing():
     for found in (weigh_direction([0.3, math.nan], 0.0, 0.8), weigh_equivalence([0.3], 0.2)):
-        assert judge(combine([found])) == Verdict.INCONCLUSIVE
+        assert decide(found) == Verdict.INCONCLUSIVE
 
 
 def test_spread_beside_the_variance_distribution():
@@ -103,9 +111,9 @@ def test_spread_beside_the_variance_distribution():
     assert found.mean == pytest.approx(math.log(0.29 / math.sqrt(0.12 / 9)), rel=1e-6)
     assert 0.29 / math.exp(found.low) == pytest.approx(math.sqrt(squares / 2.7004), rel=1e-3)
     assert 0.29 / math.exp(found.high) == pytest.approx(math.sqrt(squares / 19.0228), rel=1e-3)
-    assert judge(combine([found])) == Verdict.SUPPORTED
-    assert judge(combine([weigh_spread(values, 0.05)])) == Verdict.NOT_SUPPORTED
-    assert judge(combine([weigh_spread(values, 0.1)])) == Verdict.INCONCLUSIVE
+    assert decide(found) == Verdict.SUPPORTED
+    assert decide(weigh_spread(values, 0.05)) == Verdict.NOT_SUPPORTED
+    assert decide(weigh_spread(values, 0.1)) == Verdict.INCONCLUSIVE
 
 
 def evidence(p_for, p_against):
@@ -115,7 +123,7 @@ def evidence(p_for, p_against):
 def test_all_tests_have_to_hold_and_one_is_enough_to_fail():
     found = combine([evidence(0.001, 1.0), evidence(0.04, 0.3), evidence(1.0, 0.01)])
     assert (found.p_for, found.p_against) == (1.0, pytest.approx(0.03))
-    assert judge(found) == Verdict.NOT_SUPPORTED
+    assert judge(found, found).verdict == Verdict.NOT_SUPPORTED
 
 
 def test_holm_by_hand_with_claims_that_have_not_run():
@@ -125,13 +133,22 @@ def test_holm_by_hand_with_claims_that_have_not_run():
     assert corrected[1].p_for == pytest.approx(0.04)
     assert corrected[3].p_for == pytest.approx(0.045)
     assert corrected[2].p_for == pytest.approx(0.08)
-    assert corrected[2].p_against == 0.012  # as it was
-    verdicts = {number: judge(each) for number, each in corrected.items()}
-    assert verdicts == {
-        1: Verdict.SUPPORTED,
-        2: Verdict.NOT_SUPPORTED,
-        3: Verdict.SUPPORTED,
+    assert corrected[2].p_against == pytest.approx(0.048)
+    judged = {number: judge(found[number], corrected[number]) for number in found}
+    assert {number: (each.verdict, each.weak) for number, each in judged.items()} == {
+        1: (Verdict.SUPPORTED, False),
+        2: (Verdict.SMALLER, True),  # 0.04 alone, 0.08 corrected
+        3: (Verdict.SUPPORTED, False),
     }
+
+
+def test_weak_evidence_against_a_claim():
+    found = {1: Finding(1.0, 0.03), 2: Finding(1.0, 0.5)}
+    corrected = correct_findings(found, (1, 2))
+    judgment = judge(found[1], corrected[1])
+    assert (judgment.verdict, judgment.weak) == (Verdict.NOT_SUPPORTED, True)
+    assert judgment.p == pytest.approx(0.06)
+    assert judge(found[2], corrected[2]).verdict == Verdict.INCONCLUSIVE
 
 
 def test_only_listed_claims_are_corrected():
@@ -140,8 +157,9 @@ def test_only_listed_claims_are_corrected():
 
 
 def test_an_arm_that_diverged_is_not_supported_by_its_other_runs():
-    assert judge(Finding(0.001, 1.0), may_support=False) == Verdict.INCONCLUSIVE
-    assert judge(Finding(1.0, 0.001), may_support=False) == Verdict.NOT_SUPPORTED
+    good, bad = Finding(0.001, 1.0), Finding(1.0, 0.001)
+    assert judge(good, good, may_support=False).verdict == Verdict.INCONCLUSIVE
+    assert judge(bad, bad, may_support=False).verdict == Verdict.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(
