@@ -33,8 +33,8 @@ from benchmarks.paper.settled import (
     compare_cost_with_adam,
     compare_forces,
     count_negative,
-    describe_growth,
     follow_smallest,
+    judge_growth,
     race_conjugate_gradients,
     state,
 )
@@ -373,9 +373,11 @@ CLAIMS = (
         "appendix A, Figure 4",
         "`python -m benchmarks.spectrum.along_training`: ResNet-9 on CIFAR-10, batch 128, 16 "
         "points, three mini-batches, converged",
-        "A line needs a run at a constant learning rate, over several seeds. The run that we have "
-        "lets it fall to zero.",
-        measure=describe_growth,
+        "Supported if, at a constant learning rate and over at least three seeds, it grows in "
+        "both halves of a run and the halves' slopes are within a factor of two (two one-sided "
+        "tests); not supported if they are not. The run that we have lets the learning rate fall "
+        "to zero, and cannot decide.",
+        measure=judge_growth,
         limits="One network, one run of ten epochs.",
     ),
     Claim(

@@ -15,11 +15,13 @@ from typing import Any
 
 from benchmarks.common.ledger import Run
 from benchmarks.paper.claim_tests import count_seeds, fit_slope
-from benchmarks.paper.judging import Verdict
+from benchmarks.paper.judging import Verdict, combine, judge, weigh_equivalence
 from benchmarks.paper.run_lines import Results
 
 ROOT = Path(__file__).parents[2]
+FALLING_LR = ROOT / "results/spectrum-figure-h200.json"
 MANY, LARGE = 10, 0.1  # eigenvalues; of λmax
+STRAIGHT, GROWTH_SEEDS = 2.0, 3
 
 
 @dataclass(frozen=True)
@@ -144,25 +146,50 @@ def _find_seconds(run: Run, target: float) -> float | None:
 # ---------------------------------------------------------------------- claims 17 to 19
 
 
-def describe_growth(results: Results) -> Settled | None:
-    """Inconclusive about a line: in the run that we have, the learning rate falls to zero."""
-    points = _read_spectrum()
+def judge_growth(results: Results) -> Settled | None:
+    """Supported if λmax grows in both halves of every run, and the slopes of the halves are within
+    a factor of STRAIGHT of each other (two one-sided tests of its logarithm over the seeds).
+
+    Reads what `benchmarks.spectrum.along_training --constant-lr --seed N` writes with --output
+    results/paper/growth-N.json. Without at least three of them there is only a run whose learning
+    rate falls to zero, which cannot decide about a line.
+    """
+    paths = sorted(results.folder.glob("growth-*.json"))
+    if len(paths) < GROWTH_SEEDS:
+        first, second, start, end = _find_slopes(_read_points(FALLING_LR))
+        return Settled(
+            Verdict.INCONCLUSIVE,
+            f"it grows, from {start:.0f} to {end:.0f}, by {first:.1f} an epoch in the first half "
+            f"of the run and {second:.1f} in the second, while the learning rate falls",
+        )
+    slopes = [_find_slopes(_read_points(path)) for path in paths]
+    if min(min(first, second) for first, second, *_ in slopes) <= 0:
+        falling = sum(min(first, second) <= 0 for first, second, *_ in slopes)
+        figure = f"it does not grow in both halves of {falling} of {len(slopes)} runs"
+        return Settled(Verdict.NOT_SUPPORTED, figure)
+    evidence = weigh_equivalence([math.log(b / a) for a, b, *_ in slopes], math.log(STRAIGHT))
+    found = combine([evidence])
+    ratio, low, high = (math.exp(v) for v in (evidence.mean, evidence.low, evidence.high))
+    start, end = (fmean(each[k] for each in slopes) for k in (2, 3))
+    return Settled(
+        judge(found, found).verdict,
+        f"from {start:.0f} to {end:.0f}; the second half is {ratio:.2f} [{low:.2f}, {high:.2f}] "
+        f"times as steep as the first (90 % interval), n = {evidence.n}",
+    )
+
+
+def _find_slopes(points: list[dict[str, Any]]) -> tuple[float, float, float, float]:
+    """Of λmax an epoch, in both halves of a run; and its first and last value."""
     epochs = [point["epoch"] for point in points]
     largest = [_take_middle(point, "largest") for point in points]
     half = len(points) // 2
-    slopes = [
-        fit_slope(epochs[part], largest[part]) for part in (slice(None, half), slice(half, None))
-    ]
-    return Settled(
-        Verdict.INCONCLUSIVE,
-        f"it grows, from {largest[0]:.0f} to {largest[-1]:.0f}, by {slopes[0]:.1f} an epoch in the "
-        f"first half of the run and {slopes[1]:.1f} in the second, while the learning rate falls",
-    )
+    first, second = (fit_slope(epochs[k], largest[k]) for k in (slice(half), slice(half, None)))
+    return first, second, largest[0], largest[-1]
 
 
 def follow_smallest(results: Results) -> Settled | None:
     """Not supported if |λmin| does not fall in the last two thirds and stays off zero."""
-    points = _read_spectrum()
+    points = _read_points(FALLING_LR)
     smallest = [_take_middle(point, "smallest") for point in points]
     largest = [_take_middle(point, "largest") for point in points]
     late = smallest[len(points) // 3 :]
@@ -202,9 +229,8 @@ def count_negative(results: Results) -> Settled | None:
     )
 
 
-def _read_spectrum() -> list[dict[str, Any]]:
-    content = json.loads((ROOT / "results/spectrum-figure-h200.json").read_text())
-    points: list[dict[str, Any]] = content["points"]
+def _read_points(path: Path) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = json.loads(path.read_text())["points"]
     return points
 
 
@@ -212,5 +238,5 @@ def _take_middle(point: dict[str, Any], end: str) -> float:
     values = [batch["enough"][end]["value"] for batch in point["batches"]]
     middle = median(values)
     if not math.isfinite(middle):
-        raise ValueError(f"results/spectrum-figure-h200.json has a λ of {middle}")
+        raise ValueError(f"epoch {point['epoch']} has a λ of {middle}")
     return float(middle)

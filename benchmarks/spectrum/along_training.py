@@ -34,7 +34,7 @@ MAX_PRODUCTS = 300
 
 def train_and_measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     data = load(arguments.data, data_dir=arguments.data_dir, device=torch.device(arguments.device))
-    torch.manual_seed(0)
+    torch.manual_seed(arguments.seed)
     model = build(arguments.model, data).to(arguments.device)
     sgd = torch.optim.SGD(model.parameters(), lr=arguments.lr, weight_decay=5e-4)
     steps_per_epoch = Plan(BATCH).count_batches(len(data.train))
@@ -44,7 +44,7 @@ def train_and_measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     probes = [pieces[0] for pieces in islice(batches, arguments.batches)]
 
     def choose_lr(step: int) -> float:
-        return float(arguments.lr * (1 - step / total))
+        return float(arguments.lr * (1 if arguments.constant_lr else 1 - step / total))
 
     steps = train_with_pauses(model, sgd, data, BATCH, arguments.epochs, choose_lr)
     return [measure(model, probes, step, step / steps_per_epoch) for step in steps if step in due]
@@ -139,6 +139,8 @@ def main() -> None:
     parser.add_argument("--model", default="resnet9")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--constant-lr", action="store_true", help="by default it falls to zero")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
     parser.add_argument("--points", type=int, default=16, help="how often to measure")
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--plot", type=Path, help="draw this JSON file, measure nothing")

@@ -31,7 +31,12 @@ from benchmarks.paper.run_lines import (
     name_point,
 )
 from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
-from benchmarks.paper.settled import compare_forces, count_negative, race_conjugate_gradients
+from benchmarks.paper.settled import (
+    compare_forces,
+    count_negative,
+    judge_growth,
+    race_conjugate_gradients,
+)
 from benchmarks.paper.verdict_table import (
     PLACE,
     count_verdicts,
@@ -310,6 +315,24 @@ def test_conjugate_gradients_by_the_clock(tmp_path):
     assert "cg Gauss-Newton: there in 20 s" in found.figure
     record("cg Gauss-Newton", 12.0, [0.9, 0.4, 0.3, 0.2])
     assert race_conjugate_gradients(Results(tmp_path)).verdict == Verdict.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("bend", "verdict"),
+    [(1.0, Verdict.SUPPORTED), (4.0, Verdict.NOT_SUPPORTED), (-1.0, Verdict.NOT_SUPPORTED)],
+)
+def test_growth_along_runs_at_a_constant_rate(bend, verdict, tmp_path):
+    """λmax rises by 3 an epoch, and by `bend` times that in the second half."""
+    results = Results(tmp_path)
+    assert judge_growth(results).verdict == Verdict.INCONCLUSIVE  # of the published run
+    for seed in range(3):
+        heights = [3 * min(e, 5) + 3 * (bend + 0.05 * seed) * max(e - 5, 0) for e in range(10)]
+        points = [
+            {"epoch": e, "batches": [{"enough": {"largest": {"value": 20 + height}}}]}
+            for e, height in enumerate(heights)
+        ]
+        (tmp_path / f"growth-{seed}.json").write_text(json.dumps({"points": points}))
+    assert judge_growth(results).verdict == verdict
 
 
 def test_eigenvalues_of_a_new_network(tmp_path):
