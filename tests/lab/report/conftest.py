@@ -2,7 +2,7 @@
 
 import pytest
 
-from neumann.lab.report import drawing
+from neumann.lab.report import drawing, result_picture
 from neumann.lab.training import records
 from tests.support.browser import start_browser
 
@@ -24,6 +24,7 @@ def quick(monkeypatch):
         return drawing.Picture("<svg></svg>", b"png")
 
     monkeypatch.setattr(drawing, "draw", draw)
+    monkeypatch.setattr(result_picture, "draw_result", lambda chart: b"png")
 
 
 @pytest.fixture(scope="package")

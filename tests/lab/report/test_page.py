@@ -65,7 +65,7 @@ def test_a_comparison_that_was_trained(tmp_path):
     path = write_report(tmp_path)
     page = read_page(path)
     assert path == tmp_path / "report.html"
-    assert set(page.plots) == METRICS | {"distance", "forces", "lr-sensitivity"}
+    assert set(page.plots) == METRICS | {"result", "distance", "forces", "lr-sensitivity"}
     assert {png.stem for png in (tmp_path / "plots").iterdir()} == set(page.plots)
     for png in (tmp_path / "plots").iterdir():
         assert png.read_bytes().startswith(b"\x89PNG")
@@ -149,7 +149,7 @@ def test_a_sweep(tmp_path, quick):
     rates = [0.1, 0.4, 0.8]
     folder = fake_sweep(tmp_path, {"neumann": rates, "sgd": rates}, {"neumann": 0.4, "sgd": 0.4})
     page = read_page(write_report(folder))
-    assert set(page.plots) == METRICS | {"distance", "forces", "lr-sensitivity"}
+    assert set(page.plots) == METRICS | {"result", "distance", "forces", "lr-sensitivity"}
     assert "Learning rates of neumann and sgd on digits" in page.text
     assert "chosen" in page.text
 

@@ -214,7 +214,7 @@ def test_the_result_is_charted_at_the_top(browser, comparison, width):
         edges = [place(row.score.low), place(row.score.high)]
         # A line of 3.5 pixels has round ends.
         assert shown["interval"] == pytest.approx(edges, abs=4)
-        scores = [run.score for run in row.runs.values() if run.score == run.score]
+        scores = sorted(run.score for run in row.runs.values() if run.score == run.score)
         assert shown["seeds"] == pytest.approx([place(score) for score in scores], abs=1.5)
     assert "1 diverged" in chart["rows"][-1]["value"]
 

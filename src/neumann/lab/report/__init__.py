@@ -4,9 +4,9 @@ Records on disk, finished or not, become runs (`runs`) and a study (`study_recor
 study with axes its points (`points`); `arm_names` gives the arms short names. `training_plots` and
 `curvature_plots` say what to draw as a `plot`; `drawing` draws it with the colors of `palette`, and
 `svg` makes the drawing fit a page.
-`result_chart`, `result_tables` and `verdicts` put the results into a picture, rows and sentences,
-with the number formats of `formatting`, for each of the `references`; `headings` say what the page
-is. `page` puts it all into one HTML file.
+`result_chart` (as a PNG: `result_picture`), `result_tables` and `verdicts` put the results into a
+picture, rows and sentences, with the number formats of `formatting`, for each of the `references`;
+`headings` say what the page is. `page` puts it all into one HTML file.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from neumann.lab.storage.reading import read_json_object
 
 if TYPE_CHECKING:
     from neumann.lab.report.drawing import Picture
+    from neumann.lab.report.result_chart import ResultChart
 
 __all__ = ["write_density", "write_report"]
 
@@ -55,7 +56,8 @@ def _write_page(folder: Path, content: Study | Overview) -> Path:
         refuse_link(folder / name)
     draw = _import_drawing("a report")
     try:
-        from neumann.lab.report.page import render_overview, render_page
+        from neumann.lab.report.page import Artist, render_overview, render_page
+        from neumann.lab.report.result_picture import draw_result
     except ImportError as error:
         raise _missing(error, "a report") from error
     pngs: dict[str, bytes] = {}
@@ -65,10 +67,15 @@ def _write_page(folder: Path, content: Study | Overview) -> Path:
         pngs[f"{plot.name}.png"] = picture.png
         return picture.svg
 
+    def draw_chart(chart: "ResultChart") -> str:
+        pngs["result.png"] = draw_result(chart)
+        return f"{PLOTS}/result.png"
+
+    artist = Artist(draw_svg, draw_chart, PLOTS)
     if isinstance(content, Study):
-        page = render_page(content, draw_svg, PLOTS)
+        page = render_page(content, artist)
     else:
-        page = render_overview(content, draw_svg, PLOTS)
+        page = render_overview(content, artist)
     try:
         (folder / PLOTS).mkdir(exist_ok=True)
         for name, png in pngs.items():

@@ -28,7 +28,7 @@ from neumann.lab.report.palette import ARMS, PARTS, line_style
 from neumann.lab.report.plot import AXES, Axis, Plot, explain_marks
 from neumann.lab.report.points import INTERVALS, Overview, plot_points, tabulate_points
 from neumann.lab.report.references import compare_with_each
-from neumann.lab.report.result_chart import chart_result
+from neumann.lab.report.result_chart import ResultChart, chart_result
 from neumann.lab.report.study_records import Study
 from neumann.lab.report.verdicts import Verdict, state_verdict
 from neumann.lab.studies.results import Comparison
@@ -53,13 +53,21 @@ class Figures:
         return len(self.arms) <= STICKY_ARMS and characters <= STICKY_CHARACTERS
 
 
-def render_page(study: Study, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
-    """Render the page. `draw_svg` is called once for each plot; its PNG will be in the folder."""
-    return _render("report.html", _gather(study), draw_svg, plots_folder)
+@dataclass(frozen=True)
+class Artist:
+    """What draws the pictures of a page; it is asked for each once."""
+
+    draw_svg: Callable[[Plot], str]  # returns markup; the PNG will be in the folder
+    draw_chart: Callable[[ResultChart], str]  # returns the path of the PNG
+    folder: str
 
 
-def render_overview(overview: Overview, draw_svg: Callable[[Plot], str], plots_folder: str) -> str:
-    """Render the page of a study with axes, in the same way."""
+def render_page(study: Study, artist: Artist) -> str:
+    return _render("report.html", _gather(study), artist)
+
+
+def render_overview(overview: Overview, artist: Artist) -> str:
+    """Render the page of a study with axes; its points have charts, and PNGs of them elsewhere."""
     plots = plot_points(overview)
     by_point = zip(*overview.compared.values(), strict=True)
     verdicts = [[_judge(point.study) for point in compared] for compared in by_point]
@@ -82,7 +90,7 @@ def render_overview(overview: Overview, draw_svg: Callable[[Plot], str], plots_f
         "figures": Figures(plots, [(arm, i) for i, arm in enumerate(overview.arms)], INTERVALS),
         "tables": tabulate_points(overview),
     }
-    return _render("overview.html", content, draw_svg, plots_folder)
+    return _render("overview.html", content, artist)
 
 
 def _choose_references(arms: list[str]) -> list[str]:
@@ -94,9 +102,7 @@ def _judge(study: Study | None) -> Verdict:
     return Verdict((), ("Not started.",)) if study is None else state_verdict(study)
 
 
-def _render(
-    template: str, content: dict[str, Any], draw_svg: Callable[[Plot], str], plots_folder: str
-) -> str:
+def _render(template: str, content: dict[str, Any], artist: Artist) -> str:
     environment = Environment(
         loader=PackageLoader("neumann.lab.report"),
         autoescape=True,
@@ -109,8 +115,9 @@ def _render(
         "arm_colors": ARMS,
         "part_names": PARTS,
         "line_style": line_style,
-        "draw_svg": lambda plot: Markup(draw_svg(plot)),
-        "plots_folder": plots_folder,
+        "draw_svg": lambda plot: Markup(artist.draw_svg(plot)),
+        "draw_chart": artist.draw_chart,
+        "plots_folder": artist.folder,
     }
     return formatting.printable(environment.get_template(template).render(content))
 

@@ -15,6 +15,8 @@ def list_references(arms: Sequence[str]) -> list[str]:
 
 
 def compare_with_each(comparison: Comparison) -> list[Comparison]:
-    """Return the comparison once for each reference."""
+    """Return the comparison once for each reference; once before a run has finished."""
+    if not any(row.runs for row in comparison.rows):
+        return [comparison]
     references = list_references([row.arm for row in comparison.rows])
     return [comparison, *(comparison.compare_with(i) for i in range(1, len(references)))]

@@ -5,7 +5,7 @@ making their text smaller.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from neumann.lab.metrics import Metric
@@ -23,11 +23,13 @@ from neumann.lab.studies.results import ArmResult, Comparison
 FAR = 4  # an axis that is this many times as wide as the better half of the arms leaves some out
 MAX_TICKS = 6
 ROOM = 0.04  # of the width, on each side
+LEVELS, DOT = 3, 0.6  # of small dots below a line, and the width of a dot in %
 
 
 @dataclass(frozen=True)
 class Seed:
     position: float
+    level: int  # below others at almost the same position
     text: str
 
 
@@ -50,6 +52,11 @@ class ResultChart:
     rows: tuple[ChartRow, ...]
     ticks: tuple[tuple[float, str], ...]  # position and label
     caption: str
+
+    @property
+    def letters(self) -> int:
+        """Of the longest result."""
+        return max(len(row.text) for row in self.rows)
 
 
 def chart_result(study: Study) -> ResultChart | None:
@@ -138,14 +145,26 @@ def _place(row: ArmResult, index: int, comparison: Comparison, low: float, high:
         _describe_gaps(row, comparison),
         _scale(score.mean, low, high) if seen and score.mean is not None else None,
         interval,
-        tuple(
-            Seed(_scale(value, low, high), f"seed {seed}: {metric.format(value)} {metric.unit}")
+        _stack(
+            (_scale(value, low, high), f"seed {seed}: {metric.format(value)} {metric.unit}")
             for seed, value in scores.items()
             if low <= value <= high
         ),
         tuple(beyond),
         _speak(row, metric),
     )
+
+
+def _stack(seeds: Iterable[tuple[float, str]]) -> tuple[Seed, ...]:
+    """Put dots that would hide each other on different levels."""
+    ends = [-math.inf] * LEVELS
+    placed = []
+    for position, text in sorted(seeds):
+        free = (level for level, end in enumerate(ends) if position - end > DOT)
+        level = next(free, 0)
+        ends[level] = position
+        placed.append(Seed(position, level, text))
+    return tuple(placed)
 
 
 def _describe_gaps(row: ArmResult, comparison: Comparison) -> str:

@@ -62,8 +62,8 @@ def tabulate_comparison(study: Study, comparisons: Sequence[Comparison]) -> Tabl
     several = len(comparison.rows) > 1
     recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
     metric = comparison.metric
-    titles = [Cell("arm"), Cell("runs"), Cell(metric.label, "mean, 95 % CI")]
-    titles += [Cell(extra.label, "mean") for extra in comparison.extras]
+    titles = [Cell("arm"), Cell("runs"), _title(metric, "mean, 95 % CI")]
+    titles += [_title(extra, "mean") for extra in comparison.extras]
     if any(recalibrated):
         titles.append(Cell("recalibrated, %", "BatchNorm"))
     if several:
@@ -89,6 +89,11 @@ def tabulate_comparison(study: Study, comparisons: Sequence[Comparison]) -> Tabl
 
 def _choose(cells: Sequence[Cell]) -> Cell:
     return cells[0] if len(cells) == 1 else Cell("", choices=tuple(cells))
+
+
+def _title(quantity: Quantity, note: str) -> Cell:
+    """Keep a percent sign with its name, where a narrow column breaks lines."""
+    return Cell(quantity.label.replace(", %", ",\u00a0%"), note)
 
 
 def _title_difference(comparison: Comparison) -> Cell:
