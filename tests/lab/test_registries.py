@@ -16,14 +16,16 @@ def test_help_names_everything_in_the_tables(capsys, monkeypatch):
     assert main(["train", "--help"]) == 0
     page = capsys.readouterr().out
     for flag, names in (("data", DATASETS), ("model", [*MODELS, *FORMS]), ("opt", RECIPES)):
-        (line,) = [line for line in page.splitlines() if f" --{flag} " in line]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"  --{flag} ")]
         assert ", ".join(names) in line
 
 
-def test_one_line_in_each_table_is_enough(monkeypatch, tmp_path):
+def test_one_line_in_each_table_is_enough(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(DATASETS, "numbers", DATASETS["digits"])
     linear = Entry(lambda shape, classes: nn.Linear(*shape, classes), ("vector",))
     monkeypatch.setitem(MODELS, "linear", linear)
     monkeypatch.setitem(RECIPES, "adagrad", Recipe("torch.optim", "Adagrad", 0.05))
     config = TrainConfig(data="numbers", model="linear", opt="adagrad", epochs=1, device="cpu")
     assert Training(config.resolve(), Process()).run(tmp_path).accuracy > 50
+    assert main(["train", "--opt", "help"]) == 0
+    assert "\nadagrad " in capsys.readouterr().out

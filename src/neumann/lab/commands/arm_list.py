@@ -39,5 +39,5 @@ def print_arms() -> None:
     for name, recipe in RECIPES.items():
         missing = recipe.extra is not None and find_spec(recipe.extra) is None
         needs = f" (not installed: extra {recipe.extra})" if missing else ""
-        table.add_row(*map(Text, (name, f"{recipe.lr:g}", ARM_SUMMARIES[name] + needs)))
+        table.add_row(*map(Text, (name, f"{recipe.lr:g}", ARM_SUMMARIES.get(name, "") + needs)))
     print_table(table, NOTES)

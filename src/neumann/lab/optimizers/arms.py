@@ -1,8 +1,8 @@
 """The arms of a comparison: an optimizer with options, written as `neumann:lr=0.2,momentum=0.8`.
 
 To add an optimizer, add a line to `RECIPES`; if text needs another one by the same name, also to
-`TEXT_RECIPES`. An arm may name any option of the constructor, which overrides the recipe's; an
-unknown one is a UsageError that suggests the nearest names.
+`TEXT_RECIPES`. `arm_summaries` can say what it is. An arm may name any option of the constructor,
+which overrides the recipe's; an unknown one is a UsageError that suggests the nearest names.
 """
 
 import ast
