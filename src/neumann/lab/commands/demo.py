@@ -17,7 +17,7 @@ from rich.text import Text
 
 from neumann.lab.commands.demo_verdict import EVIDENCE, state_verdict
 from neumann.lab.commands.study import refuse_torchrun, run_and_print
-from neumann.lab.commands.tables import make_table, print_table
+from neumann.lab.commands.tables import format_score, make_table, print_table
 from neumann.lab.contenders import Contender
 from neumann.lab.report.formatting import format_interval
 from neumann.lab.report.result_tables import describe_target
@@ -112,8 +112,8 @@ def tabulate(comparison: Comparison) -> Table:
         difference = row.difference
         ahead = "" if difference is None else format_interval(difference, metric, signed=True)
         steps, _ = describe_target(list(row.runs.values()))
+        reached = f"{steps.text} ({steps.note})" if steps.note else steps.text
         lr = f"{Contender.parse(row.text).arm.lr():g}"
-        table.add_row(
-            *map(Text, (row.arm, lr, format_interval(row.score, metric), ahead, steps.text))
-        )
+        score = format_score(row.score, metric)
+        table.add_row(*map(Text, (row.arm, lr, score, ahead, reached)))
     return table

@@ -54,7 +54,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         cells = [
             row.arm,
             str(len(row.runs)),
-            _format_score(row.score, metric),
+            format_score(row.score, metric),
             *(describe_extra(row, extra) for extra in comparison.extras),
             "" if row.difference is None else format_interval(row.difference, metric, signed=True),
             "" if row.difference is None else format_p_value(row.difference),
@@ -106,7 +106,7 @@ def _format_search_score(score: Interval, metric: Metric) -> str:
     return metric.format(score.mean) + (f" ({score.diverged} div.)" if score.diverged else "")
 
 
-def _format_score(score: Interval, metric: Metric) -> str:
+def format_score(score: Interval, metric: Metric) -> str:
     if score.diverged and score.mean is None:
         return "diverged"
     suffix = f" ({score.diverged} diverged)" if score.diverged else ""
