@@ -62,8 +62,8 @@ def tabulate_comparison(study: Study, comparisons: Sequence[Comparison]) -> Tabl
     several = len(comparison.rows) > 1
     recalibrated = [_recalibrated_accuracies(arm) for arm in study.arms]
     metric = comparison.metric
-    titles = [Cell("arm"), Cell("runs"), _title(metric, "mean, 95 % CI")]
-    titles += [_title(extra, "mean") for extra in comparison.extras]
+    titles = [Cell("arm"), Cell("runs"), Cell(metric.label, "mean, 95 % CI")]
+    titles += [Cell(extra.label, "mean") for extra in comparison.extras]
     if any(recalibrated):
         titles.append(Cell("recalibrated, %", "BatchNorm"))
     if several:
@@ -89,11 +89,6 @@ def tabulate_comparison(study: Study, comparisons: Sequence[Comparison]) -> Tabl
 
 def _choose(cells: Sequence[Cell]) -> Cell:
     return cells[0] if len(cells) == 1 else Cell("", choices=tuple(cells))
-
-
-def _title(quantity: Quantity, note: str) -> Cell:
-    """Keep a percent sign with its name, where a narrow column breaks lines."""
-    return Cell(quantity.label.replace(", %", ",\u00a0%"), note)
 
 
 def _title_difference(comparison: Comparison) -> Cell:
@@ -211,11 +206,14 @@ def tabulate_settings(study: Study) -> Settings:
     several = len(configs) > 1
     shared = _merge([run.config for run in runs] or [study.settings])
     shared = {key: value for key, value in shared.items() if key not in differing}
+    commands = _tabulate_commands(study.commands)
+    if commands is not None:  # it says the same
+        differing = [key for key in differing if key != "opt"]
     environments = [flatten(run.environment) for run in runs]
     mixed = _differing_keys(environments)
     which = f"{formatting.format_list(mixed)} {'differs' if len(mixed) == 1 else 'differ'}"
     return Settings(
-        _tabulate_commands(study.commands),
+        commands,
         _tabulate_differences(configs, differing) if several and differing else None,
         _tabulate_pairs("Settings that all arms share" if several else "Settings", shared),
         _tabulate_pairs("Environment", _merge(environments)) if environments else None,
