@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neumann.lab.report import write_report
+from neumann.lab.report import page, write_report
 from tests.support.browser import open_page
 from tests.support.fake_records import fake_comparison, fake_sweep
 
@@ -134,12 +134,22 @@ def test_the_axis_can_be_chosen_without_scripts(browser, comparison):
     assert browser.execute_script("return document.scripts.length") == 0
 
 
+@pytest.mark.parametrize(("few", "axis"), [(500, "steps"), (1, "epochs")])
+def test_curves_are_against_steps_at_first_where_those_are_few(
+    browser, monkeypatch, tmp_path, few, axis
+):
+    monkeypatch.setattr(page, "FEW_STEPS", few)
+    open_page(browser, write_report(fake_comparison(tmp_path, {PLAIN: {}}, 1)))
+    shown = [a for a in AXES if browser.find_element("id", f"plot-accuracy-{a}").is_displayed()]
+    assert shown == [axis]
+
+
 def test_choosing_an_axis_does_not_move_the_page(browser, sweep):
     open_page(browser, sweep)
-    browser.execute_script("document.getElementById('plot-loss-epochs').scrollIntoView()")
+    browser.execute_script("document.getElementById('plot-loss-steps').scrollIntoView()")
     before = browser.execute_script("return scrollY")
-    browser.find_element("css selector", "label[for=axis-steps]").click()
-    assert browser.find_element("id", "plot-loss-steps").is_displayed()
+    browser.find_element("css selector", "label[for=axis-epochs]").click()
+    assert browser.find_element("id", "plot-loss-epochs").is_displayed()
     assert browser.execute_script("return scrollY") == pytest.approx(before, abs=60)
 
 
@@ -183,9 +193,9 @@ def test_a_phone_scrolls_in_one_direction(browser, comparison, tmp_path):
     box = browser.find_element("css selector", "#results .scroll")
     assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", box)
     # One column, and text large enough to read.
-    text = "document.querySelector('#plot-accuracy-epochs svg text').getBoundingClientRect()"
+    text = "document.querySelector('#plot-accuracy-steps svg text').getBoundingClientRect()"
     assert browser.execute_script(f"return {text}.height") > 9
-    width = browser.find_element("id", "plot-accuracy-epochs").size["width"]
+    width = browser.find_element("id", "plot-accuracy-steps").size["width"]
     assert width > 340
 
 

@@ -36,6 +36,7 @@ from neumann.lab.studies.wording import UNCORRECTED
 
 # How many arms, and characters of their names, a legend may have to stay in view.
 STICKY_ARMS, STICKY_CHARACTERS = 6, 120
+FEW_STEPS = 500  # up to here, curves are against steps at first
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _gather(study: Study) -> dict[str, Any]:
     sensitivity = training_plots.plot_sensitivity(study.sensitivities, study.search is not None)
     recalibration = training_plots.plot_recalibration(study)
     metrics = {axis: training_plots.plot_metrics(study, axis) for axis in AXES}
-    metrics = {axis: plots for axis, plots in metrics.items() if plots}
+    metrics = _order_axes({axis: plots for axis, plots in metrics.items() if plots})
     all_metrics = [plot for plots in metrics.values() for plot in plots]
     results = None
     if comparison is not None:
@@ -208,6 +209,13 @@ def _explain_comparison(comparison: Comparison) -> str:
     if comparison.target is not None:
         sentences.append("Steps and epochs to the target are means over the seeds that reached it.")
     return join_sentences(*sentences, "Diverged runs are counted and left out of the means.")
+
+
+def _order_axes(metrics: Mapping[Axis, list[Plot]]) -> dict[Axis, list[Plot]]:
+    """Steps first where they are few: then they are what a reader wants to save."""
+    ends = [x for plot in metrics.get("steps", []) for curve in plot.curves for x in curve.x[-1:]]
+    first: Axis = "steps" if ends and max(ends) <= FEW_STEPS else "epochs"
+    return {axis: metrics[axis] for axis in sorted(metrics, key=lambda axis: axis != first)}
 
 
 def _explain_curves(study: Study, metrics: Mapping[Axis, Sequence[Plot]]) -> str:
