@@ -222,7 +222,7 @@ def test_a_missing_package_names_the_extra_to_install(monkeypatch):
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "neumann.integrations.lightning")
-    with pytest.raises(ImportError, match=r"pip install neumann-optimizer\[lightning\]"):
+    with pytest.raises(ImportError, match=r'pip install "\.\[lightning\]"'):
         importlib.import_module("neumann.integrations.lightning")
 
 

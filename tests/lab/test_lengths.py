@@ -70,7 +70,7 @@ def test_parts_that_add_up_to_the_run_fit_although_both_are_rounded_up():
         ("neumann:warmup=60%,reset=50%", "warmup and reset are 110% of the run together"),
         ("neumann:warmup=2%,warmup_epochs=5", "warmup and warmup_epochs exclude each other"),
         ("neumann:reset=2%,reset_steps=5", "reset and reset_steps exclude each other"),
-        ("sgd:warmup=2%", "unknown option of sgd 'warmup'"),
+        ("sgd:warmup=2%", "unknown sgd option 'warmup'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_a_run(text, message):

@@ -52,26 +52,26 @@ class Settings:
     shift: int | None = None
     # blank out a square of this size in training images; the default depends on the data set
     cutout: int | None = None
-    img_size: int = 224  # images of a folder are resized to a square of this many pixels
+    img_size: int = 224  # resize images of a folder to squares of this many pixels a side
     context: int = 128  # characters, bytes or tokens that a text model reads at once
-    tokens: str = "chars"  # what a text is read as: chars, bytes, or bpe:N (N tokens)
+    tokens: str = "chars"  # how text is split into tokens: chars, bytes or bpe:N (N tokens)
     model: Annotated[str, Doc(MODEL_HELP)] = "mlp"
-    weight_decay: float = 0.0  # weight decay, coupled or decoupled as the optimizer does it
+    weight_decay: float = 0.0  # weight decay; the optimizer decides whether it is decoupled
     batch_size: int = 64  # examples per optimizer step
-    # examples that a process takes at once; gradients are accumulated over the whole batch
+    # examples per forward and backward pass of a process; gradients are accumulated to a batch
     micro_batch_size: int | None = None
-    # examples BatchNorm normalizes over (ghost batches); by default all a process takes at once
+    # examples that BatchNorm normalizes over (ghost batches); by default a whole micro-batch
     bn_batch: int | None = None
-    sync_bn: bool = False  # BatchNorm normalizes over what all processes take at once
+    sync_bn: bool = False  # BatchNorm normalizes over a micro-batch of all processes together
     epochs: int = 20  # passes over the training set
     sched: Annotated[str, Doc(SCHED_HELP)] = "linear"
     # how long the learning rate rises to its peak: 2.2% (of the run), 5ep (epochs) or 100 (steps)
     ramp: str | None = None
     ramp_epochs: float = 0.0  # the same in epochs
     smoothing: float = 0.0  # label smoothing
-    # scale the gradient of a step down to this norm, over all weights, where it is larger
+    # clip the gradient of a step to this norm over all weights
     clip_grad: float | None = None
-    # evaluate a moving average of the weights with this decay, such as 0.9999, in their place
+    # evaluate a moving average of the weights, with this decay, such as 0.9999
     ema: float | None = None
     output: Path | None = None  # folder for the records; by default a new one under runs/
     device: str = "auto"  # cpu, cuda or cuda:N; auto is a GPU if there is one
@@ -87,7 +87,7 @@ class Settings:
     log_every: int = 50  # optimizer steps between lines of the records
     tensorboard: bool = False  # also write the records for TensorBoard, into the run's folder
     checkpoint_every: int = 1  # epochs between checkpoints; 0: only at the end and on interruption
-    # accuracy in %, for text loss in nats per token; the run records when it first reaches it
+    # accuracy in %, or loss in nats per token for text; the run records when it first reaches it
     target: float | None = None
     # evaluate on the validation set, or a tenth of the training set, instead of the test set
     held_out: bool = False
@@ -153,13 +153,13 @@ class Settings:
 class TrainingSettings(Settings):
     """Settings of runs at one learning rate per arm, with measurements of the curvature."""
 
-    # peak learning rate, unless the optimizer's options name one; the default depends on it
+    # peak learning rate, unless the optimizer's options name one; by default the optimizer's own
     lr: float | None = None
-    # optimizer steps between measurements of the extreme curvature of the loss; 0: none
+    # optimizer steps between measurements of the Hessian's extreme eigenvalues; 0: none
     spectrum_every: int = 0
     # examples per measurement; by default the batch size, at most 512
     spectrum_batch: int | None = None
-    spectrum_products: int = 100  # Hessian products per measurement, at most
+    spectrum_products: int = 100  # most Hessian products per measurement
 
     def check(self) -> None:
         super().check()

@@ -31,7 +31,8 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
     names = list(known)
     near = find_near_names(name, names)
     if near:
-        hint = f"did you mean {' or '.join(near)}?"
+        *others, last = near
+        hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
     else:
         shown = [*names[:20], *(["…"] if len(names) > 20 else []), *forms]
         hint = f"choose from: {', '.join(shown)}"

@@ -106,7 +106,7 @@ def test_study_stops_after_its_seconds_and_continues(tmp_path, file, capsys):
     [
         ('sched = "constant"', 'sched = "konstant"', "--sched"),
         ("128]", "10000]", "larger than the training set"),
-        ('opt = "sgd"', 'opt = "sgd:mometum=0.9"', "unknown option of sgd 'mometum'"),
+        ('opt = "sgd"', 'opt = "sgd:mometum=0.9"', "unknown sgd option 'mometum'"),
         ('lr = "0.1:0.2:2"', 'lr = "0.1"', "lr must be LOW:HIGH:COUNT"),
         ('data = "digits"', 'data = "digitz"', "unknown data set 'digitz'"),
         ('opt = "sgd"', 'opt = "neumann:precondition=mine:Signs"', "--allow-code"),

@@ -174,5 +174,5 @@ def test_missing_torchvision_names_the_extra(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     for module in ("image_folder",):
         monkeypatch.delitem(sys.modules, f"neumann.lab.data.{module}", raising=False)
-    with pytest.raises(UsageError, match=r"torchvision, .* neumann-optimizer\[lab\]"):
+    with pytest.raises(UsageError, match=r'torchvision, .*pip install "\.\[lab\]"'):
         load_root(root)

@@ -236,11 +236,11 @@ def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("fashion")
 def test_missing_torchvision_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(UsageError, match=r"torchvision, .* pip install neumann-optimizer\[lab\]"):
+    with pytest.raises(UsageError, match=r'torchvision, .*pip install "\.\[lab\]"'):
         load("fashion-mnist", data_dir=tmp_path)
 
 
 def test_missing_sklearn_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(UsageError, match=r"scikit-learn, .* neumann-optimizer\[lab\]"):
+    with pytest.raises(UsageError, match=r'scikit-learn, .*pip install "\.\[lab\]"'):
         load("digits")

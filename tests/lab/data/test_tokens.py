@@ -222,7 +222,7 @@ def test_wrong_tokens(path, tokens, message):
 
 def test_without_tokenizers_the_message_names_the_extra(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"--tokens bpe:300 needs tokenizers, .* pip install neumann-optimizer\[lab\]"
+    message = r'--tokens bpe:300 needs tokenizers, .*pip install "\.\[lab\]"'
     refuse(message, f"text:{path}", tokens="bpe:300", context=8)
 
 

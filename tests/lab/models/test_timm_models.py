@@ -125,6 +125,6 @@ def test_unknown_names():
 def test_missing_timm_names_the_extra(monkeypatch):
     data = load("synthetic:3x32x32,10,4")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UsageError, match=r"timm, .* pip install neumann-optimizer\[timm\]"):
+    with pytest.raises(UsageError, match=r'timm, .*pip install "\.\[timm\]"'):
         build("timm:resnet50", data)
     assert build("cnn", data) is not None

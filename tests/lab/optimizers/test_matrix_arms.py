@@ -74,13 +74,13 @@ def test_muon_is_torchs_on_text_and_timms_elsewhere():
     assert type(build_optimizer(Arm.parse("muon"), make_model(), steps_per_epoch=1)) is type(
         build("muon", data=IMAGES)
     )
-    with pytest.raises(UsageError, match="unknown option of muon 'fallback_lr_scale'"):
+    with pytest.raises(UsageError, match="unknown muon option 'fallback_lr_scale'"):
         build("muon:fallback_lr_scale=2")
-    with pytest.raises(UsageError, match="unknown option of muon 'rest_lr'"):
+    with pytest.raises(UsageError, match="unknown muon option 'rest_lr'"):
         build("muon:rest_lr=2", data=IMAGES)
     for text in ("muon:fallback_lr_scale=2", "muon:rest_lr=2"):  # the data is not known yet
         Arm.parse(text).check()
-    with pytest.raises(UsageError, match="unknown option of muon 'momentm'; did you mean momentum"):
+    with pytest.raises(UsageError, match="unknown muon option 'momentm'; did you mean momentum"):
         Arm.parse("muon:momentm=2").check()
 
 
@@ -104,7 +104,7 @@ def test_torch_without_muon(monkeypatch):
 @pytest.mark.parametrize("name", ["normuon", "soap"])
 def test_a_missing_package(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(UsageError, match=r"pip install neumann-optimizer\[pytorch_optimizer\]"):
+    with pytest.raises(UsageError, match=r'pip install "\.\[pytorch_optimizer\]"'):
         Arm.parse(name).check()
 
 
@@ -115,9 +115,9 @@ def test_a_missing_package(name, monkeypatch):
         ("rest_lr=-1", "rest_lr must be a finite number above 0, got -1"),
         ("rest_betas=0.9", "rest_betas must be two numbers in [0, 1), as in rest_betas=(0.9,0.95)"),
         ("rest_betas=(0.9,1)", "rest_betas must be two numbers in [0, 1)"),
-        ("before=0.5", "unknown option of {} 'before'"),
-        ("decay_norms=true", "unknown option of {} 'decay_norms'"),
-        ("params=1", "unknown option of {} 'params'"),
+        ("before=0.5", "unknown {} option 'before'"),
+        ("decay_norms=true", "unknown {} option 'decay_norms'"),
+        ("params=1", "unknown {} option 'params'"),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)

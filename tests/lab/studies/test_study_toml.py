@@ -140,7 +140,7 @@ def test_changes_replace_what_the_file_says_of_a_setting(tmp_path):
         (
             '"neumann:reset_growth"',
             '"neumann:reset_grow"',
-            "unknown option of neumann 'reset_grow'; did you",
+            "unknown neumann option 'reset_grow'; did you",
         ),
         ("at = {batch_size = 64}", "at = {batch_size = 65}", "65 is not one of"),
         ("at = {batch_size = 64}", "at = {epochs = 64}", "unknown axis in at"),

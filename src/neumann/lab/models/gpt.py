@@ -60,7 +60,7 @@ def parse_size(name: str) -> Size:
     for piece in pieces:
         key, _, text = piece.partition("=")
         if key not in OPTIONS:
-            raise unknown(f"option of {PREFIX.rstrip(':')}", key, OPTIONS)
+            raise unknown(f"{PREFIX.rstrip(':')} option", key, OPTIONS)
         if key in given:
             raise UsageError(f"model {name} names {key} twice")
         if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) > 0):

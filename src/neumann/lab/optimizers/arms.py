@@ -188,7 +188,7 @@ class Arm:
             known = self._list_options()
         for key, _ in self.options:
             if key not in known:
-                raise unknown(f"option of {self.name}", key, sorted(known))
+                raise unknown(f"{self.name} option", key, sorted(known))
         if list_length_options(known):
             parse_length_options(self, self.options)
 
