@@ -69,7 +69,7 @@ def test_training_warns_of_a_warm_up_that_covers_the_run(opt, warns, tmp_path, c
         (["sweep", "--wd=1"], "unknown flag '--wd'; did you mean --weight-decay?"),
         (["train", "--learning-rate", "1"], "unknown flag '--learning-rate'; did you mean --lr?"),
         (["compare", "--arm", "sgd"], "unknown flag '--arm'; did you mean --arms"),
-        (["train", "sgd"], "neumann train: unexpected argument 'sgd'"),
+        (["train", "sgd"], "unexpected argument 'sgd'; neumann train --help"),
         (["train", "--epochs", "x"], "--epochs must be a whole number, got 'x'"),
         (["train", "--epochs", "1.5"], "--epochs must be a whole number, got '1.5'"),
         (["train", "--epochs"], "--epochs needs a value"),
@@ -85,7 +85,7 @@ def test_training_warns_of_a_warm_up_that_covers_the_run(opt, warns, tmp_path, c
         (["train", "--config"], "--config needs a file"),
         (["train", "--epochs", "--lr", "1"], "--epochs needs a value"),
         (["train", "--download", "--epochs"], "--epochs needs a value"),
-        (["train", "--no-flip=3"], "neumann train: unexpected argument '3'"),
+        (["train", "--no-flip=3"], "unexpected argument '3'"),
     ],
 )
 def test_usage_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch):

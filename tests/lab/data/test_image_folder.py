@@ -155,7 +155,7 @@ def test_folders_with_the_wrong_layout(root):
     (root / "empty" / "train").mkdir(parents=True)
     with pytest.raises(UsageError, match="empty/train holds no class folders"):
         load_root(root / "empty")
-    with pytest.raises(UsageError, match="nowhere was not found"):
+    with pytest.raises(UsageError, match="nowhere does not exist"):
         load_root(root / "nowhere")
 
 

@@ -83,7 +83,7 @@ def test_paths_are_looked_up_in_the_data_folder(path):
         UsageError, match=r"other.txt was not found: looked for .* and .*--data-dir"
     ):
         load("text:other.txt", data_dir=path.parent)
-    with pytest.raises(UsageError, match=r"/nowhere/x was not found: looked for /nowhere/x$"):
+    with pytest.raises(UsageError, match=r"^--data text:/nowhere/x: /nowhere/x does not exist$"):
         load("text:/nowhere/x")
 
 

@@ -168,9 +168,7 @@ def _check_values(config: Any) -> None:
 def _unexpected(command: str, word: str) -> UsageError:
     if word.startswith("-"):
         return unknown("flag", word.partition("=")[0], _flags(command))
-    return UsageError(
-        f"neumann {command}: unexpected argument {word!r}; neumann {command} --help lists the flags"
-    )
+    return UsageError(f"unexpected argument {word!r}; neumann {command} --help lists the flags")
 
 
 def _explain_failure(command: str, words: list[str]) -> UsageError:

@@ -79,9 +79,11 @@ class Request:
         for place in places:
             if place.exists():
                 return place
+        if len(places) == 1:
+            raise UsageError(f"--data {self.name}: {places[0]} does not exist")
         looked = " and ".join(map(str, places))
-        advice = "" if len(places) == 1 else "; --data-dir names another folder to look in"
-        raise UsageError(f"{name} was not found: looked for {looked}{advice}")
+        advice = "--data-dir names another folder to look in"
+        raise UsageError(f"{name} was not found: looked for {looked}; {advice}")
 
     def _list_places(self, name: str) -> list[Path]:
         path = Path(name).expanduser()
