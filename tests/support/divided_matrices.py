@@ -108,11 +108,11 @@ class Layout:
 def counted():
     """Counts matrices that are orthogonalized here, and bytes that leave this process."""
     counts = {"matrices": 0, "bytes": 0, "collectives": 0}
-    original = arithmetic.orthogonalize
+    original = arithmetic.iterate
 
-    def orthogonalize(wide, **options):
-        counts["matrices"] += len(wide)
-        return original(wide, **options)
+    def iterate(x):
+        counts["matrices"] += len(x)
+        return original(x)
 
     def all_to_all_single(output, given, arriving, leaving, group, async_op):
         me = distributed.get_rank(group)
@@ -133,7 +133,7 @@ def counted():
     watched = mock.Mock(wraps=distributed, ReduceOp=distributed.ReduceOp)
     watched.all_to_all_single, watched.broadcast = all_to_all_single, broadcast
     with (
-        mock.patch.object(arithmetic, "orthogonalize", orthogonalize),
+        mock.patch.object(arithmetic, "iterate", iterate),
         mock.patch.object(exchange, "distributed", watched),
     ):
         yield counts

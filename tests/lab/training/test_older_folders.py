@@ -28,7 +28,8 @@ ARCHIVE = Path(__file__).parents[2] / "data" / "run_folders_0.1.0.tar.xz"
 def folders(tmp_path, monkeypatch):
     monkeypatch.setattr(mlp, "__defaults__", ((4,),))
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.11.4 on
+        archive.extractall(tmp_path, **safe)
     return tmp_path
 
 
@@ -80,5 +81,5 @@ def test_the_checkpoint_loads(folders):
 def test_it_has_a_report(folders, name, monkeypatch):
     """Without the pictures; other tests draw them."""
     monkeypatch.setattr(drawing, "draw", lambda plot: drawing.Picture("<svg></svg>", b"png"))
-    page = write_report(folders / name).read_text()
+    page = write_report(folders / name).read_text().replace("<wbr>", "")
     assert "neumann:warmup_epochs=1,reset_epochs=1" in page

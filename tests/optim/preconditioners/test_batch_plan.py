@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from neumann.optim.preconditioners import Spectral, batch_plan, orthogonalization, spectral
 from neumann.optim.preconditioners.batch_plan import find_plan
@@ -123,13 +124,13 @@ def test_large_batches_are_cut(monkeypatch):
     preconditioner = Spectral(before=None, scale=0.3)  # no plan is kept for this one
     monkeypatch.setattr(batch_plan, "LARGEST", 3 * 160)
     sizes = []
-    orthogonalize = orthogonalization.orthogonalize
+    normalize = orthogonalization.normalize
 
     def watch(wide, **options):
         sizes.append(wide.shape)
-        return orthogonalize(wide, **options)
+        return normalize(wide, **options)
 
-    monkeypatch.setattr(orthogonalization, "orthogonalize", watch)
+    monkeypatch.setattr(orthogonalization, "normalize", watch)
     found = preconditioner.apply(gradients, [{} for _ in gradients])
     assert sizes == [(3, 8, 20), (3, 8, 20), (1, 4, 6)]
     monkeypatch.setattr(spectral, "orthogonalize_planned", lambda *given: None)
@@ -138,8 +139,12 @@ def test_large_batches_are_cut(monkeypatch):
     find_plan.cache_clear()
 
 
-def test_a_gathered_batch_is_freed_before_the_iteration(monkeypatch):
-    """It takes as much memory as what the iteration needs in bfloat16; here that is float32."""
+@pytest.mark.parametrize("within_compiled_code", [False, True])
+def test_a_gathered_batch_is_freed_before_the_iteration(monkeypatch, within_compiled_code):
+    """It takes as much memory as what the iteration needs in bfloat16; here that is float32.
+
+    While torch.compile evaluates frames, callers keep what they pass alive until a call returns.
+    """
     gathered = []
     gather, iterate = batch_plan._gather, orthogonalization.iterate
 
@@ -155,7 +160,12 @@ def test_a_gathered_batch_is_freed_before_the_iteration(monkeypatch):
     monkeypatch.setattr(batch_plan, "_gather", remember)
     monkeypatch.setattr(orthogonalization, "iterate", check)
     gradients = [make(4, 6).double(), make(6, 8).double()]
-    found = Spectral(before=None).apply(gradients, [{} for _ in gradients])
+    before = set_eval_frame(False) if within_compiled_code else None
+    try:
+        found = Spectral(before=None).apply(gradients, [{} for _ in gradients])
+    finally:
+        if within_compiled_code:
+            set_eval_frame(before)
     assert len(found) == 2
     assert not gathered
 

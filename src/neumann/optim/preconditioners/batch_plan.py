@@ -222,8 +222,12 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     scaled: list[Tensor] = []
     scales: list[float] = []
     for batch in plan.batches:
-        # Nothing here keeps the gathered batch alive.
-        result = orthogonalization.orthogonalize(_gather(batch, plan, gradients), overwrite=True)
+        stack = _gather(batch, plan, gradients)
+        dtype = stack.dtype
+        x = orthogonalization.normalize(stack, overwrite=True)
+        del stack  # its memory is free during the iteration
+        result = orthogonalization.iterate(x).to(dtype)
+        del x
         for piece in batch.pieces:
             scaled.append(_scatter(piece, plan.layouts[piece.layout], batch, result, buffers))
             scales.append(piece.scale)

@@ -33,20 +33,23 @@ def is_matrix(tensor: Tensor) -> bool:
     return rows > 1 and tensor.numel() > rows
 
 
-def orthogonalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
-    """UVᵀ of each matrix of a batch (b, m, n) with m ≤ n, in its dtype; zero stays zero.
+def orthogonalize(wide: Tensor) -> Tensor:
+    """UVᵀ of each matrix of a batch (b, m, n) with m ≤ n, in its dtype; zero stays zero."""
+    result: Tensor = iterate(normalize(wide)).to(wide.dtype)
+    return result
 
-    With `overwrite` the batch is used as working memory, and freed early if nobody else has it.
+
+def normalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
+    """The batch with norms of at most 1, in the dtype of the iteration.
+
+    With `overwrite` the batch is used as working memory.
     """
-    dtype = wide.dtype
     largest = torch.linalg.vector_norm(wide, math.inf, (1, 2), keepdim=True)
-    largest = largest.clamp(min=torch.finfo(dtype).tiny)  # so that squares do not overflow
+    largest = largest.clamp(min=torch.finfo(wide.dtype).tiny)  # so that squares do not overflow
     x = wide.div_(largest) if overwrite else wide / largest
     x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
-    x = x.to(torch.bfloat16 if wide.is_cuda else torch.float32)
-    del wide
-    result: Tensor = iterate(x).to(dtype)
-    return result
+    narrow: Tensor = x.to(torch.bfloat16 if wide.is_cuda else torch.float32)
+    return narrow
 
 
 def iterate(x: Tensor) -> Tensor:
