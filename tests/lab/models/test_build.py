@@ -172,7 +172,7 @@ def test_list_fitting_models(data):
             "mlp reads vectors or images, but .* text of 16; .*: gru, gpt, gpt:small",
         ),
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
-        ("resnet", "image", "unknown model 'resnet'; did you mean resnet9 or resnet50"),
+        ("resnet", "image", "unknown model 'resnet'; did you mean resnet9, resnet50 or resnet18"),
         ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),
         ("resnet9:width=0", "image", "width must be a whole number from 1 on, got '0'"),
         ("resnet9:width=x", "image", "width must be a whole number from 1 on, got 'x'"),
