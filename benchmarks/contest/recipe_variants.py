@@ -15,7 +15,6 @@ import itertools
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.ledger import Ledger, Run, Runner
 from benchmarks.common.markdown import format_difference, format_table
@@ -135,7 +134,7 @@ def main() -> None:
     print_table(ledger)
 
 
-def train_all(arguments: Any, ledger: Ledger[RunKey]) -> None:
+def train_all(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
     trainer = VariantTrainer(arguments.data, arguments.data_dir)
     runner = Runner(ledger, trainer.train_arm, seconds=arguments.seconds, share=arguments.share)
     for seed, arm in itertools.product(range(arguments.seeds), arguments.only):

@@ -6,7 +6,7 @@ from neumann.lab.commands.main import main
 from neumann.lab.config import TrainConfig
 from neumann.lab.data.load import DATASETS
 from neumann.lab.models.build import FORMS, MODELS, Entry
-from neumann.lab.optimizers.arms import RECIPES, Recipe
+from neumann.lab.optimizers.arm_recipes import RECIPES, Recipe
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 

@@ -21,7 +21,8 @@ from neumann.lab.lengths import Length
 from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import Metric, choose_metric
 from neumann.lab.models.build import FORMS, MODELS
-from neumann.lab.optimizers.arms import RECIPES, Arm
+from neumann.lab.optimizers.arm_recipes import RECIPES
+from neumann.lab.optimizers.arms import Arm
 
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from neumann import Neumann
 from neumann.lab.errors import UsageError
-from neumann.lab.optimizers.arms import RECIPES, Arm, build_optimizer, evaluation_mode
+from neumann.lab.optimizers.arm_recipes import RECIPES
+from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.inner_loops import InnerLoop
 from neumann.optim.recipe import LR

@@ -13,7 +13,7 @@ import torch
 
 from neumann.lab.commands.main import main
 from neumann.lab.config import TrainConfig
-from neumann.lab.optimizers.arms import RECIPES
+from neumann.lab.optimizers.arm_recipes import RECIPES
 from neumann.lab.storage.reading import read_metrics, read_summary
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.inputs import plan_epoch

@@ -8,8 +8,7 @@ from rich.text import Text
 from neumann.lab.commands.tables import make_table, print_table
 from neumann.lab.contenders import get_optimizer_name
 from neumann.lab.errors import UsageError, find_near_names, unknown
-from neumann.lab.optimizers.arm_summaries import ARM_SUMMARIES
-from neumann.lab.optimizers.arms import RECIPES
+from neumann.lab.optimizers.arm_recipes import RECIPES
 
 HELP = "help"
 NOTES = (
@@ -39,5 +38,5 @@ def print_arms() -> None:
     for name, recipe in RECIPES.items():
         missing = recipe.extra is not None and find_spec(recipe.extra) is None
         needs = f" (not installed: extra {recipe.extra})" if missing else ""
-        table.add_row(*map(Text, (name, f"{recipe.lr:g}", ARM_SUMMARIES.get(name, "") + needs)))
+        table.add_row(*map(Text, (name, f"{recipe.lr:g}", recipe.about + needs)))
     print_table(table, NOTES)

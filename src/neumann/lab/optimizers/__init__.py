@@ -1,7 +1,7 @@
 """The optimizers of the lab.
 
-arms               all of them by name, with their usual learning rates
-arm_summaries      a line about each of them
+arm_recipes        all of them by name, with their usual learning rates
+arms               an optimizer with options, as a comparison names it
 role_arms          the options of `neumann-spectral` about roles
 role_rates         a learning rate for each role, for other optimizers
 matrix_arms        optimizers for hidden matrices, with AdamW for the rest: Muon, NorMuon, SOAP

@@ -1,18 +1,16 @@
 """The arms of a comparison: an optimizer with options, written as `neumann:lr=0.2,momentum=0.8`.
 
-To add an optimizer, add a line to `RECIPES`; if text needs another one by the same name, also to
-`TEXT_RECIPES`. `arm_summaries` can say what it is. An arm may name any option of the constructor,
-which overrides the recipe's; an unknown one is a UsageError that suggests the nearest names.
+`arm_recipes` has the optimizers. An arm may name any option of the constructor, which overrides the
+recipe's; an unknown one is a UsageError that suggests the nearest names.
 """
 
 import ast
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -20,141 +18,27 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neumann.lab.data.dataset import is_text
-from neumann.lab.errors import UsageError, missing_package, require, shorten, unknown
+from neumann.lab.errors import UsageError, require, shorten, unknown
 from neumann.lab.lengths import (
     list_length_options,
     parse_length_options,
     resolve_length_options,
 )
-from neumann.lab.optimizers.matrix_arms import REST_BETAS, build_normuon, join_adamw, join_muon
-from neumann.lab.optimizers.role_arms import ROLE_OPTIONS, group_by_role
-from neumann.lab.optimizers.role_rates import RATE_OPTIONS, group_by_rate
+from neumann.lab.optimizers.arm_recipes import (
+    DECAY_NORMS,
+    PRECONDITIONED,
+    RECIPES,
+    TEXT_RECIPES,
+    Recipe,
+)
+from neumann.lab.optimizers.matrix_arms import REST_BETAS
+from neumann.lab.optimizers.role_arms import group_by_role
+from neumann.lab.optimizers.role_rates import group_by_rate
 from neumann.lab.user_code import call_user_function
-from neumann.optim.recipe import AUTO, LR, choose_weight_decay
+from neumann.optim.recipe import AUTO, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 WORDS = {"true": True, "false": False, "none": None}
-DECAY_NORMS = "decay_norms"  # an option of every arm: weight decay acts on biases and norms too
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Where an optimizer is imported from, and how it is usually run."""
-
-    module: str
-    attribute: str
-    lr: float  # if neither the arm nor the command names one
-    options: Mapping[str, Any] = field(default_factory=dict)
-    decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
-    extra: str | None = None  # the extra that installs it; it has the name of the package
-    since: str = "another version"  # the first version of the package that has it
-    sharded: bool = True  # whether it supports weights sharded by FSDP2
-    by_role: bool = False  # each parameter gets the P, decay and scale of its role
-    fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
-    inner_loop: bool = False  # a step evaluates its mini-batch several times
-    rates: bool = False  # an arm may name a learning rate for each role, which groups by role
-    # makes the optimizer of groups by role, of a constructor that takes only hidden matrices
-    assemble: Callable[..., Optimizer] | None = None
-
-    def load(self) -> Callable[..., Optimizer]:
-        try:
-            module = import_module(self.module)
-        except ImportError as error:
-            package = self.module.split(".")[0]
-            raise missing_package(package, self.extra or "lab", self.attribute) from error
-        found: Callable[..., Optimizer] | None = getattr(module, self.attribute, None)
-        if found is None:
-            package = self.module.split(".")[0]
-            lacks = f"{package} {metadata.version(package)} has no {self.attribute}"
-            raise UsageError(f"{lacks}: it needs {self.since} or newer")
-        return found
-
-    @property
-    def role_options(self) -> tuple[str, ...]:
-        """The options that are about roles."""
-        if self.by_role:
-            return ROLE_OPTIONS
-        return RATE_OPTIONS if self.rates or self.assemble is not None else ()
-
-
-_MOMENTUM = {"momentum": 0.9, "nesterov": True}
-_RMS = {"alpha": 0.9, "momentum": 0.9}
-# What makes no difference to matrices of two dimensions, or is another optimizer.
-_SOAP_FIXED = ("merge_dims", "precondition_1d", "data_format", "maximize", "kwargs")
-_NORMUON_FIXED = ("adamw_lr", "adamw_betas", "adamw_wd", "maximize", "kwargs")
-_PACKAGE: dict[str, Any] = {"extra": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
-_INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
-RECIPES = {
-    "neumann": Recipe("neumann", "Neumann", 0.2, decay_norms=True, rates=True),
-    "neumann-spectral": Recipe("neumann", "Neumann", LR, by_role=True, fixed=("precondition",)),
-    "neumann-diagonal": Recipe(
-        "neumann",
-        "Neumann",
-        2.5e-3,
-        {"precondition": "diagonal"},
-        fixed=("precondition",),
-        rates=True,
-    ),
-    "sgd": Recipe("torch.optim", "SGD", 0.2, _MOMENTUM, decay_norms=True),
-    "rmsprop": Recipe("torch.optim", "RMSprop", 1e-3, _RMS),
-    "rmsproptf": Recipe("timm.optim", "RMSpropTF", 0.01, {**_RMS, "eps": 1.0}, extra="timm"),
-    "adam": Recipe("torch.optim", "Adam", 1e-3),
-    "adamw": Recipe("torch.optim", "AdamW", 2e-3, rates=True),
-    "nadam": Recipe("torch.optim", "NAdam", 1e-3),
-    "nadamw": Recipe("torch.optim", "NAdam", 2e-3, {"decoupled_weight_decay": True}),
-    "lars": Recipe("timm.optim", "Lars", 1.0, _MOMENTUM, extra="timm"),
-    "lamb": Recipe("timm.optim", "Lamb", 5e-3, extra="timm"),
-    "muon": Recipe(
-        "timm.optim.muon", "Muon", 0.02, {"nesterov": True}, extra="timm", sharded=False
-    ),
-    "normuon": Recipe(
-        "pytorch_optimizer",
-        "NorMuon",
-        0.02,
-        {"update_scale": "match_rms"},
-        assemble=build_normuon,
-        fixed=(*_NORMUON_FIXED, DECAY_NORMS),
-        **_PACKAGE,
-    ),
-    "soap": Recipe(
-        "pytorch_optimizer",
-        "SOAP",
-        3e-3,
-        assemble=join_adamw,
-        fixed=(*_SOAP_FIXED, DECAY_NORMS),
-        **_PACKAGE,
-    ),
-    "schedulefree": Recipe(
-        "schedulefree", "AdamWScheduleFree", 2e-3, extra="schedulefree", rates=True
-    ),
-    "idealized": Recipe("neumann", "IdealizedNeumann", 0.1, fixed=("outer_lr",), **_INNER_LOOP),
-    "cg": Recipe(
-        "neumann.lab.optimizers.newton_cg",
-        "TruncatedNewton",
-        0.3,
-        fixed=(DECAY_NORMS,),
-        **_INNER_LOOP,
-    ),
-}
-# On text. Sweeps choose their range before they know the data, so lr is the same as above.
-TEXT_RECIPES = {
-    "muon": Recipe(
-        "torch.optim",
-        "Muon",
-        0.02,
-        {"adjust_lr_fn": "match_rms_adamw"},
-        since="2.9",
-        assemble=join_muon,
-        sharded=False,
-        fixed=(DECAY_NORMS,),
-    ),
-}
-# Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
-# decay spares biases and norms, as for AdamW. 0.03 is where the contest's search for lr started.
-PRECONDITIONED = {
-    "diagonal": Recipe("neumann", "Neumann", 2.5e-3, rates=True),
-    "spectral": Recipe("neumann", "Neumann", 0.03, rates=True),
-}
 
 
 @dataclass(frozen=True)

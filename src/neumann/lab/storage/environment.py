@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import neumann
-from neumann.lab.optimizers.arms import RECIPES
+from neumann.lab.optimizers.arm_recipes import RECIPES
 
 # Packages that may take part in a run, among them those of optimizers, which their extras are
 # named after. Those not installed are left out.
