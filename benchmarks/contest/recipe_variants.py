@@ -53,6 +53,8 @@ VARIANTS = {
     "decayed vectors": Variant("decay_norms=true"),
     "less momentum": Variant("before=0.6"),
     "less momentum, by class": Variant("before=0.6", by_class=True),
+    "less momentum, by class × 2": Variant("before=0.6,output=2", by_class=True),
+    "little momentum, by class": Variant("before=0.4", by_class=True),
     "long ramp": Variant(ramp=1 / 6),
 }
 REFERENCES = {
