@@ -40,11 +40,11 @@ def test_tuned_peers_and_the_untuned_recipe(tmp_path, capsys):
         accuracy = best - 0.1 * away + 0.01 * math.sin(key.seed * len(key.entrant))
         return {"accuracy": accuracy, "recalibrated": None}
 
-    recipe_images.train_all(Runner(ledger, score))
+    recipe_images.train_all(Runner(ledger, score), range(20, 30))
     searched = [key for key in ledger.runs if key.stage == "search"]
     assert len([key for key in searched if key.entrant == "AdamW"]) == recipe_images.RUNS
     assert not [key for key in searched if key.entrant == OURS]
-    recipe_images.print_table(ledger)
+    recipe_images.print_table(ledger, range(20, 30))
     lines = capsys.readouterr().out.splitlines()
     assert "+0.10" in next(line for line in lines if "| Muon" in line and "not worse" in line)
     assert "may be worse" in next(line for line in lines if "| AdamW" in line)

@@ -125,6 +125,29 @@ def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
     assert find(nn.BatchNorm1d(8), nn.ReLU(), head) == 12.0
 
 
+def test_a_network_with_batch_norms_has_less_momentum_before_p():
+    """In every role, unless other options are given; a few norms are not enough."""
+
+    def find(*layers, **chosen):
+        groups = param_groups(nn.Sequential(*layers, nn.Linear(8, 4)), **chosen)
+        return {group["role"]: group["precondition"].before for group in groups}
+
+    roles = ("hidden", "output", "vector")
+    block = [nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)]
+    assert find(*block) == dict.fromkeys(roles, Momentum(0.6))
+    mostly_linear = (*block[:2], *map(nn.Linear, [8] * 4, [8] * 4))
+    assert find(*mostly_linear) == dict.fromkeys(roles, Momentum(0.8))
+    assert find(*block, options={"hidden": DEFAULTS["hidden"]})["hidden"] == Momentum(0.8)
+
+
+def test_options_with_another_momentum():
+    output = DEFAULTS["output"].with_momentum(0.5)
+    assert output.precondition.before == output.vocabulary.precondition.before == Momentum(0.5)
+    assert output.scale == DEFAULTS["output"].scale
+    named = RoleOptions("spectral", decay=True).with_momentum(0.5)
+    assert named.precondition == Spectral(before=Momentum(0.5))
+
+
 def test_hidden_matrices_of_deep_networks_take_smaller_steps():
     """By the fourth root of their number; fused projections count one by one."""
 

@@ -25,6 +25,7 @@ from neumann.optim.roles import (
     VECTOR,
     Assignment,
     find_roles,
+    is_batch_normalized,
 )
 from neumann.validation import is_count, is_number, require, require_positive
 
@@ -62,15 +63,17 @@ class RoleOptions:
         own = None if self.vocabulary is None else self.vocabulary.scaled_by(factor)
         return replace(self, scale=self.scale * factor, vocabulary=own)
 
+    def with_momentum(self, decay: float) -> "RoleOptions":
+        """The same options with another momentum before P."""
+        chosen: Any = self._find_preconditioner()
+        own = None if self.vocabulary is None else self.vocabulary.with_momentum(decay)
+        return replace(self, precondition=replace(chosen, before=Momentum(decay)), vocabulary=own)
+
     def make_preconditioner(self, inputs: int, normalized: bool = False) -> Preconditioner:
         """P with the scale built in, so that every scheduler may set one learning rate for all."""
         scale = self.scale / inputs if self.per_input else self.scale
         scale *= self.normalized if normalized else 1.0
-        chosen = self.precondition
-        if isinstance(chosen, str):
-            known = ", ".join(map(repr, NAMED))
-            require(chosen in NAMED, "precondition", chosen, f"a Preconditioner or one of {known}")
-            chosen = NAMED[chosen]
+        chosen = self._find_preconditioner()
         if scale == 1:
             return chosen
         if not is_dataclass(chosen) or not hasattr(chosen, "scale"):
@@ -82,6 +85,14 @@ class RoleOptions:
         preconditioner: Preconditioner = scaled
         return preconditioner
 
+    def _find_preconditioner(self) -> Preconditioner:
+        if not isinstance(self.precondition, str):
+            return self.precondition
+        known = ", ".join(map(repr, NAMED))
+        good = self.precondition in NAMED
+        require(good, "precondition", self.precondition, f"a Preconditioner or one of {known}")
+        return NAMED[self.precondition]
+
 
 # One learning rate for all roles, widths and depths. A step changes the outputs of a hidden layer
 # by the same amount whatever its shape; by less in a deep network, where the changes of many layers
@@ -90,11 +101,14 @@ class RoleOptions:
 # An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
 # inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
 # token; there each element takes steps of its own size, and the scores change by the same amount
-# whatever the number of inputs. docs/tuning.md says where the numbers come from.
+# whatever the number of inputs. Where batch norms make the size of the weights irrelevant, less
+# momentum is better. docs/tuning.md says where the numbers come from.
 DEPTH_POWER = 0.25
 _FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
-_SPECTRAL = Spectral(scale=1.0, before=Momentum(0.8), scaling="norm")
-_DIAGONAL = Diagonal(scale=1.0, before=Momentum(0.8))
+MOMENTUM = 0.8  # before P
+MOMENTUM_NORMALIZED = 0.6  # the same where a batch or group norm follows most matrices
+_SPECTRAL = Spectral(scale=1.0, before=Momentum(MOMENTUM), scaling="norm")
+_DIAGONAL = Diagonal(scale=1.0, before=Momentum(MOMENTUM))
 DEFAULTS: Mapping[str, RoleOptions] = {
     HIDDEN: RoleOptions(_SPECTRAL, decay=True, depth=36),
     EMBEDDING: RoleOptions(_DIAGONAL, decay=False, scale=0.1),
@@ -107,6 +121,15 @@ DEFAULTS: Mapping[str, RoleOptions] = {
     ),
     VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05, normalized=3.0),
 }
+
+
+def choose_options(
+    model: nn.Module, assignments: Iterable[Assignment]
+) -> Mapping[str, RoleOptions]:
+    """What the roles of a model get: DEFAULTS, with less momentum in a network such as a ResNet."""
+    if not is_batch_normalized(model, assignments):
+        return DEFAULTS
+    return {role: usual.with_momentum(MOMENTUM_NORMALIZED) for role, usual in DEFAULTS.items()}
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -167,8 +190,8 @@ def param_groups(
     for role, given in (options or {}).items():
         require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
         require(isinstance(given, RoleOptions), f"options[{role!r}]", given, "a RoleOptions")
-    chosen = {**DEFAULTS, **(options or {})}
     assignments = find_roles(model, roles, split_heads=split_heads)
+    chosen = {**choose_options(model, assignments), **(options or {})}
     trained = [a for a in assignments if a.role != FROZEN]
     if not trained:
         raise ValueError(f"{type(model).__name__} has no parameters to train: unfreeze some")

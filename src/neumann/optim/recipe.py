@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
-from neumann.optim.roles import BATCH_NORMS, HIDDEN, find_roles
+from neumann.optim.roles import find_roles, is_batch_normalized
 from neumann.optim.schedules import LinearDecay
 from neumann.validation import is_count, is_number, require
 
@@ -103,9 +103,8 @@ def choose_weight_decay(
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     good = lr.numel() == 1 if isinstance(lr, Tensor) else is_number(lr) and lr >= 0
     require(good, "lr", lr, "a finite number of at least 0")
-    hidden = sum(assignment.role == HIDDEN for assignment in find_roles(model, roles))
-    norms = sum(isinstance(module, BATCH_NORMS) for module in model.modules())
-    forgetting = FORGETTING_NORMALIZED if norms and 2 * norms >= hidden else FORGETTING
+    normalized = is_batch_normalized(model, find_roles(model, roles))
+    forgetting = FORGETTING_NORMALIZED if normalized else FORGETTING
     rate = float(lr)
     return min(forgetting / steps, LARGEST_DECAY) / rate if rate > 0 else 0.0
 

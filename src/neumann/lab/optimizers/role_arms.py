@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions, param_groups
-from neumann.optim.preconditioners import Momentum
-from neumann.optim.roles import OUTPUT, ROLES, VECTOR
+from neumann.optim.groups import ParamGroups, RoleOptions, choose_options, param_groups
+from neumann.optim.roles import OUTPUT, ROLES, VECTOR, find_roles
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
@@ -25,14 +24,14 @@ def group_by_role(
 ) -> ParamGroups:
     """The groups of a model, with the options that an arm has named."""
     chosen: dict[str, RoleOptions] = {}
-    for role, usual in DEFAULTS.items():
+    for role, usual in choose_options(model, find_roles(model)).items():
         given = replace(usual, decay=True) if role == VECTOR and decay_norms else usual
         if role == OUTPUT and OUTPUT_P in options:
             given = _choose_output(usual, options[OUTPUT_P])
         if BEFORE in options:
             before = options[BEFORE]
             require(is_number(before) and 0 <= before < 1, BEFORE, before, "in [0, 1)")
-            given = _replace_momentum(given, Momentum(before))
+            given = given.with_momentum(before)
         factor = options.get(role, 1.0)
         require_positive(role, factor)
         chosen[role] = given.scaled_by(factor)
@@ -44,9 +43,3 @@ def _choose_output(usual: RoleOptions, name: Any) -> RoleOptions:
     known = {"spectral": replace(usual, vocabulary=None), "diagonal": usual.vocabulary or usual}
     require(name in known, OUTPUT_P, name, "'spectral' or 'diagonal'")
     return known[name]
-
-
-def _replace_momentum(given: RoleOptions, before: Momentum) -> RoleOptions:
-    p: Any = given.precondition
-    vocabulary = None if given.vocabulary is None else _replace_momentum(given.vocabulary, before)
-    return replace(given, precondition=replace(p, before=before), vocabulary=vocabulary)

@@ -7,7 +7,6 @@ views     where the matrices of a parameter are: fused projections, experts, gro
 """
 
 from neumann.optim.roles.find import (
-    BATCH_NORMS,
     EMBEDDING,
     FROZEN,
     HIDDEN,
@@ -16,10 +15,10 @@ from neumann.optim.roles.find import (
     VECTOR,
     Assignment,
     find_roles,
+    is_batch_normalized,
 )
 
 __all__ = [
-    "BATCH_NORMS",
     "EMBEDDING",
     "FROZEN",
     "HIDDEN",
@@ -28,4 +27,5 @@ __all__ = [
     "VECTOR",
     "Assignment",
     "find_roles",
+    "is_batch_normalized",
 ]

@@ -6,7 +6,7 @@ embedding, it is an embedding. A parameter that fits no role is an error.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -110,6 +110,15 @@ def find_roles(
         )
         found.append(Assignment(own.name, own.parameter, role, view, normalized))
     return found
+
+
+def is_batch_normalized(model: nn.Module, assignments: Iterable[Assignment]) -> bool:
+    """Whether a batch or group norm follows most of the hidden matrices.
+
+    They are counted, not traced: a norm for every second matrix is enough.
+    """
+    norms = sum(isinstance(module, BATCH_NORMS) for module in model.modules())
+    return norms > 0 and 2 * norms >= sum(each.role == HIDDEN for each in assignments)
 
 
 def _find_parameters(places: list[Place]) -> list[_Owned]:
