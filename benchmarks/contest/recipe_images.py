@@ -106,7 +106,7 @@ def main() -> None:
 def train_all(runner: Runner[RunKey], seeds: range, peers: Sequence[str] = tuple(PEERS)) -> None:
     """Tune the peers, then test everybody."""
     chosen = {OURS: make_recipe()} | {entrant: tune(runner, entrant) for entrant in peers}
-    for entrant, seed in itertools.product(chosen, seeds):
+    for seed, entrant in itertools.product(seeds, chosen):
         runner.run(make_key("final", entrant, chosen[entrant], seed))
 
 
