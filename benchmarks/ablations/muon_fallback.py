@@ -13,6 +13,7 @@ import itertools
 import statistics
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.common.markdown import format_table
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting
@@ -63,7 +64,7 @@ def format_scores(ledger: ContestLedger) -> str:
 def main() -> None:
     parser = create_training_parser(__doc__, Path("results/muon-fallback.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table, train nothing")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_runner(arguments, MuonTrainer)
     if arguments.table:
         try:

@@ -12,6 +12,7 @@ import itertools
 import json
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table, train nothing")
     parser.add_argument("--seeds", type=int, default=5)
     parser.set_defaults(data="cifar100")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_runner(arguments, Trainer)
     seeds = range(0 if arguments.table else arguments.seeds)
     for seed, batch, entrant in itertools.product(seeds, BATCHES, ENTRANTS):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.utils import get_total_norm
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest.entrants import RESULTS, ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.stages import Contest, ContestOptions
@@ -183,7 +184,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet9")
     parser.add_argument("--table", action="store_true", help="print the table, train nothing")
     parser.add_argument("--contest", type=Path, default=RESULTS, help="the contest's ledger")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     options = ContestOptions(epochs=arguments.epochs)
     contest = Contest(ContestLedger(arguments.contest), None, options)
     given = arguments.setting

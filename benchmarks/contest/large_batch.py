@@ -19,13 +19,13 @@ table     compares the winners, and writes the JSON that update_pages and draw_f
 tested    lists every setting that was ever scored on the test set, chosen or not
 
 Every run is a line in results/large-batch.jsonl and is not repeated, and `--seconds` limits how
-long new runs are started, so the contest can be held in many sittings. Several processes with the
-same command share the work if they get the same `--share` folder. On one GPU, CUDA's multi-process
-service lets them run at the same time.
+long new runs are started, so the contest can be held in many sittings. `--jobs 6` trains six runs
+side by side; on one GPU this pays if a run does not fill it.
 """
 
 import json
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.contest.entrants import ENTRANTS, RESULTS, Setting
 from benchmarks.contest.markdown_tables import format_summaries, format_tested
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--entrants", nargs="+", default=list(ENTRANTS), choices=list(ENTRANTS))
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds for each winner")
     parser.add_argument("--first-seed", type=int, default=0, help="to test, or to compare from")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_runner(arguments, Trainer)
     if arguments.stage == "tested":
         print(format_tested(ledger))

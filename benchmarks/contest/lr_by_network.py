@@ -7,14 +7,14 @@
 spectral P for every matrix, and a weight decay of 8 / (lr · steps), in the middle of what its
 documentation recommended. Learning rates are in ratio 2; each network is trained with more of them
 until the best has a worse one on both sides. Scores are % of 5,000 held-out images after 24 epochs.
-Runs are lines of results/lr-by-network.jsonl and are not repeated. Several processes can share
-them (--share).
+Runs are lines of results/lr-by-network.jsonl and are not repeated.
 """
 
 import argparse
 import itertools
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError, Runner, claim
 from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("train", "table"))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--networks", nargs="+", type=int, default=range(len(NETWORKS)))
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_runner(arguments, RecipeTrainer)
     if arguments.stage == "train":
         for index, arm in itertools.product(arguments.networks, arguments.arms):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.coordinates import Point, search_coordinates
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.peers_table import ALIGN, HEADS, compare_with_peers
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=tuple(PEERS), metavar="PEER")
     parser.add_argument("--seeds", type=int, default=FIRST_SEED, metavar="FIRST")
     parser.set_defaults(results=None)
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     arguments.results = arguments.results or Path(f"results/recipe-{arguments.data}.jsonl")
     seeds = range(arguments.seeds, arguments.seeds + SEEDS)
     ledger, runner = open_runner(arguments, RecipeTrainer)

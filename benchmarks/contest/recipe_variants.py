@@ -17,6 +17,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, Run, Runner
 from benchmarks.common.markdown import format_difference, format_table
 from benchmarks.common.script import describe_origin
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet9")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=ARMS, metavar="ARM")
     parser.add_argument("--seeds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
     if arguments.stage == "train":
         train_all(arguments, ledger)

@@ -5,11 +5,11 @@ The weights after the last step count. BatchNorm statistics are gathered at thos
 after 72 or 144 steps the running ones still remember older weights; both accuracies are recorded.
 """
 
-import math
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from benchmarks.common.jobs import add_ledger_flags
 from benchmarks.common.ledger import Run, Runner
 from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
@@ -29,9 +29,7 @@ def create_training_parser(
     parser = create_parser(doc, output=False)
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
-    parser.add_argument("--share", type=Path, help="folder in which processes claim their runs")
-    parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
+    add_ledger_flags(parser, results)
     if setting_help:
         setting = parser.add_argument("--setting", type=float, nargs=3, help=setting_help)
         setting.metavar = ("LR", "DECAY", "MOMENTUM")

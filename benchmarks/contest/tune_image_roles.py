@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.coordinates import Point
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.recipe_space import SCALES, START, add_search_flags, search_recipe
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--output-p", choices=("diagonal", "spectral"), default="spectral")
     add_search_flags(parser, COORDINATES)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
     if arguments.stage == "train":
         train = ImageTrainer(arguments.data, arguments.data_dir).train

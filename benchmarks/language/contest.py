@@ -1,6 +1,6 @@
 """The language contest: who has the lowest loss after a fixed number of tokens?
 
-    python -m benchmarks.language.contest all --data-dir data --seconds 1200
+    python -m benchmarks.language.contest all --data-dir data --jobs 4 --seconds 1200
     python -m benchmarks.language.contest table
 
 One network (`gpt:small`, 23 million weights), 52 million tokens per run at three batch sizes, and
@@ -18,6 +18,7 @@ twice as many steps at the middle one. Stages, each of which continues where it 
 Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
 """
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.language import contest_summary
 from benchmarks.language.contest_stages import DATA, RESULTS, STAGES, LanguageContest
@@ -28,7 +29,7 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.set_defaults(data=DATA)
     parser.add_argument("stage", choices=(*STAGES, "all", "table"))
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     contest = LanguageContest(*open_language_runner(arguments))
     if arguments.stage != "table":
         for stage in STAGES if arguments.stage == "all" else (arguments.stage,):

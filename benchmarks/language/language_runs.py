@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.common.jobs import add_ledger_flags
 from benchmarks.common.ledger import Ledger, Run, Runner
 from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.language.language_arms import CONSTANT, Setting, find_lr_factor
@@ -55,9 +56,7 @@ def create_data_parser(doc: str | None, *, output: bool) -> ArgumentParser:
 def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
     """The flags of a script that trains language models into a ledger."""
     parser = create_data_parser(doc, output=False)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
-    parser.add_argument("--share", type=Path, help="folder in which processes claim their runs")
-    parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
+    add_ledger_flags(parser, results)
     return parser
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.language.language_arms import Setting, make_recipe
@@ -196,7 +197,7 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=(*STAGES, "table"))
     parser.add_argument("--arm", choices=ARMS, default="recipe", help="whose variants to train")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage != "table":
         try:

@@ -15,6 +15,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner, claim
 from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-tokens", type=int, default=32_768)
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for size, arm in itertools.product(arguments.sizes, arguments.arms):

@@ -3,8 +3,7 @@
     python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
     python -m benchmarks.language.recipe_untuned table
 
-`tune` instead of `train` leaves out the test; with --peers and --steps, several processes can tune
-at the same time, and --share divides the runs among them.
+`tune` instead of `train` leaves out the test; --peers and --steps limit it to some searches.
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. The recipe gets none: learning rate, decay and momenta are its defaults. Then all
@@ -18,6 +17,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.peers_table import ALIGN, HEADS, compare_with_peers
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("tune", "train", "table"))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune")
     parser.add_argument("--steps", type=int, help="only this length of runs")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     lengths = [length for length in LENGTHS if arguments.steps in (None, length[1])]
     try:

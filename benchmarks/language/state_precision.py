@@ -12,6 +12,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_difference, format_table
 from benchmarks.language.language_arms import make_recipe
@@ -51,7 +52,7 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=("train", "table"))
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for seed, state in itertools.product(SEEDS, STATES):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.coordinates import Point
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.recipe_space import START, add_search_flags, search_recipe
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     add_search_flags(parser, (*COORDINATES, "output_before"))
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         try:

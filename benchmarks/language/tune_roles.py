@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.language.language_arms import Setting
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=3, help="best settings per arm in the table")
-    arguments = parser.parse_args()
+    arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for arm in arguments.arms:

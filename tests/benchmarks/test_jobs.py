@@ -1,0 +1,86 @@
+"""Scripts that start themselves several times."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.jobs import add_ledger_flags, parse_shared
+from benchmarks.common.script import create_parser
+
+SCRIPT = """
+import os, time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.jobs import add_ledger_flags, parse_shared
+from benchmarks.common.ledger import Ledger, Runner
+from benchmarks.common.script import create_parser
+
+@dataclass(frozen=True)
+class Key:
+    seed: int
+
+def train(key):
+    if key.seed == arguments.fail:
+        raise RuntimeError("out of memory")
+    print(f"trained {key.seed}", flush=True)
+    time.sleep(0.2)
+    return {"process": os.getpid()}
+
+parser = create_parser("")
+add_ledger_flags(parser, Path("runs.jsonl"))
+parser.add_argument("--fail", type=int)
+arguments = parse_shared(parser)
+ledger = Ledger(arguments.results, Key)
+runner = Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
+for seed in range(8):
+    runner.run(Key(seed))
+print("| a table |")
+"""
+
+
+def run(folder: Path, *flags: str) -> tuple[list[str], list[int]]:
+    """What the script prints, and the process that trained each run."""
+    (folder / "script.py").write_text(SCRIPT)
+    path = os.pathsep.join(map(str, (Path.cwd(), Path.cwd() / "src")))
+    found = subprocess.run(
+        [sys.executable, "script.py", *flags],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = (folder / "runs.jsonl").read_text().splitlines()
+    return found.stdout.splitlines(), [json.loads(line)["process"] for line in lines]
+
+
+@pytest.mark.slow
+def test_processes_share_the_runs_and_there_is_one_table(tmp_path):
+    printed, processes = run(tmp_path, "--jobs", "2")
+    assert len(processes) == 8
+    assert len(set(processes)) == 2
+    assert sorted(line[4:] for line in printed[:-1]) == [f"trained {seed}" for seed in range(8)]
+    assert {line[:4] for line in printed[:-1]} == {"[1] ", "[2] "}
+    assert printed[-1] == "| a table |"
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_says_why(tmp_path):
+    printed, processes = run(tmp_path, "--jobs", "2", "--fail", "7")
+    assert len(processes) == 7
+    assert "RuntimeError: out of memory" in printed
+    assert any("of 2 processes failed: run it again" in line for line in printed)
+
+
+def test_jobs_must_be_a_count(tmp_path, capsys):
+    parser = create_parser("")
+    add_ledger_flags(parser, tmp_path)
+    with pytest.raises(SystemExit):
+        parse_shared(parser, ["--jobs", "0"])
+    assert "--jobs must be at least 1, got 0" in capsys.readouterr().err
+    assert parse_shared(parser, []).jobs == 1
