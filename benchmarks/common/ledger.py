@@ -80,6 +80,19 @@ class Ledger(Generic[Key]):
         return {each.seed: self.runs[each] for each in keys if each in self.runs}
 
 
+def refuse_other_data(ledger: Ledger[Any], data: str) -> None:
+    """End the script if runs were trained on other data: the key of a run does not say on which.
+
+    Runs of older ledgers do not say it at all.
+    """
+    others = {run["data"] for run in ledger.runs.values() if run.get("data", data) != data}
+    if others:
+        named = ", ".join(sorted(others))
+        raise SystemExit(
+            f"{ledger.path} has runs on {named}, not on {data}: name another --results"
+        )
+
+
 class Runner(Generic[Key]):
     """Runs what the ledger lacks, and starts no run after `seconds`.
 

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from benchmarks.common.jobs import add_ledger_flags
-from benchmarks.common.ledger import Run, Runner
+from benchmarks.common.ledger import Run, Runner, refuse_other_data
 from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
 from neumann.lab.config import TrainConfig
@@ -41,7 +41,9 @@ def open_runner(
     arguments: Namespace, trainer: type["Trainer"]
 ) -> tuple[ContestLedger, Runner[RunKey]]:
     """The ledger that the flags name, and what trains further runs into it."""
-    ledger = ContestLedger(arguments.results, describe_origin(arguments.commit))
+    origin = {"data": arguments.data} | describe_origin(arguments.commit)
+    ledger = ContestLedger(arguments.results, origin)
+    refuse_other_data(ledger, arguments.data)
     train = trainer(arguments.data, arguments.data_dir).train
     return ledger, Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common.jobs import add_ledger_flags
-from benchmarks.common.ledger import Ledger, Run, Runner
+from benchmarks.common.ledger import Ledger, Run, Runner, refuse_other_data
 from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.language.language_arms import CONSTANT, Setting, find_lr_factor
 from benchmarks.language.language_variants import build_variant
@@ -28,6 +28,7 @@ from neumann.lab.models import build
 
 TESTED = ("test", "saving")  # stages that are scored on the test set, all others on validation
 MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
+IGNORED = -100  # a target that torch's cross-entropy leaves out
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
 def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[RunKey]]:
     """The ledger that the flags name, and what trains further runs into it."""
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    origin = {"data": arguments.data, "tokens": arguments.tokens}
+    ledger = Ledger(arguments.results, RunKey, origin | describe_origin(arguments.commit))
+    refuse_other_data(ledger, arguments.data)
     trainer = open_trainer(arguments)
     seconds, share = arguments.seconds, arguments.share
     return ledger, Runner(ledger, trainer.train, seconds=seconds, share=share)
@@ -154,11 +157,16 @@ class LanguageTrainer:
     def _evaluate(self, compute_loss: Any, optimizer: Any, held_out: Any, micro: int) -> float:
         """The mean loss over a whole set, at the weights that would be shipped."""
         windows = cut_windows(held_out)
-        count = len(windows) // micro * micro or len(windows)  # compiled for one batch size
         if hasattr(optimizer, "eval"):  # Neumann, and what is schedule-free
             optimizer.eval()
-        losses = [compute_loss(w[:, :-1], w[:, 1:]) for w in windows[:count].split(micro)]
-        return float(torch.stack(losses).mean())
+        total = torch.zeros((), device=windows.device)
+        for part in windows.split(micro):
+            # The loss is compiled for one batch size: a smaller last part is filled up.
+            filled = torch.cat([part, part[:1].expand(micro - len(part), -1)])
+            targets = filled[:, 1:].clone()
+            targets[len(part) :] = IGNORED
+            total += compute_loss(filled[:, :-1], targets) * len(part)
+        return float(total / len(windows))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -54,6 +54,17 @@ def test_every_arm_trains_and_repeats_itself(trainer, arm):
     assert again["loss"] == first["loss"]  # the network was filled anew
 
 
+def test_every_window_counts_for_the_loss(trainer):
+    """Also those of a last part that is smaller than a batch."""
+    model, compute_loss, dataset = trainer.prepare(make_key("adamw"))
+    optimizer = build_arm(model, Setting("adamw", 0.01), 5)
+    windows = cut_windows(dataset.test)
+    micro = next(size for size in range(2, 9) if len(windows) % size)
+    alone = [compute_loss(each[None, :-1], each[None, 1:]).item() for each in windows]
+    found = trainer._evaluate(compute_loss, optimizer, dataset.test, micro)
+    assert found == pytest.approx(sum(alone) / len(alone), rel=1e-5)
+
+
 def test_a_run_with_a_lead(trainer):
     plain = trainer.train(make_key("recipe"))
     led = trainer.train(make_key("recipe", lead="fixed norm", strength=1.0))

@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common.ledger import Ledger, MissingRunError, Runner, claim
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner, claim, refuse_other_data
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
@@ -89,3 +89,14 @@ def test_a_claim_ends_with_its_process(tmp_path):
     holder.kill()
     holder.communicate()
     assert runner.finish(KEY)["accuracy"] == 1.0
+
+
+def test_a_ledger_has_runs_on_one_data_set(tmp_path):
+    older = Ledger(tmp_path / "runs.jsonl", Key)
+    older.add(KEY, {})  # does not say on which
+    refuse_other_data(older, "cifar10")
+    ledger = Ledger(tmp_path / "runs.jsonl", Key, {"data": "cifar100"})
+    ledger.add(replace(KEY, seed=1), {})
+    refuse_other_data(ledger, "cifar100")
+    with pytest.raises(SystemExit, match="has runs on cifar100, not on cifar10: name another"):
+        refuse_other_data(ledger, "cifar10")
