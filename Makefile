@@ -10,6 +10,14 @@ QUICK := -m "not slow and not gpu and not distributed" --ignore tests/integratio
 QUICK += --ignore tests/optim/backends/cuda --ignore tests/optim/preconditioners/cuda --ignore-glob "*/test_traced*.py"
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
+# On Linux with x86, the torch of PyPI brings 4 GB of CUDA libraries.
+define announce_install
+@echo "installing the pinned versions into .venv (a few minutes, once)"
+@if [ "$$(uname -sm)" = "Linux x86_64" ] && ! command -v nvidia-smi > /dev/null; then \
+  echo "there is no GPU here: with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu this downloads 4 GB less"; \
+fi
+endef
+
 .PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs site format clean
 
 help:
@@ -31,12 +39,12 @@ help:
 
 # timm has the demo's Muon. All but a few megabytes of what it needs comes with torchvision and the lab.
 .venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing the pinned versions into .venv (a few minutes, once)"
+	$(announce_install)
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable ".[lab,cpu,timm]"
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing the pinned versions into .venv (a few minutes, once)"
+	$(announce_install)
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable ".[dev,lab,cpu]"
 	@touch $@ .venv/.demo
 
