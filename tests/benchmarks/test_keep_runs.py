@@ -1,0 +1,60 @@
+"""A study continues from the archive of its finished runs."""
+
+import pytest
+
+from benchmarks.paper.keep_runs import pack, unpack
+from neumann.lab.errors import UsageError
+from neumann.lab.storage.reading import SUMMARY, read_summary
+from neumann.lab.studies.comparison import Session
+from neumann.lab.studies.study_toml import read_study_toml
+
+STUDY = """
+[settings]
+data = "digits"
+epochs = 1
+batch_size = 512
+device = "cpu"
+[arms.sgd]
+lr = "0.1:0.4:3"
+[tuning]
+[test]
+seeds = 2
+"""
+
+
+def read(folder):
+    (folder / "study.toml").write_text(STUDY)
+    return read_study_toml(folder / "study.toml", folder / "runs")
+
+
+@pytest.mark.slow
+def test_a_study_continues_from_its_archive(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    study, archive = read(here), tmp_path / "study.tar.xz"
+    study.write()
+    found = study.search(Session())
+    assert pack(study.folder, archive) == 3
+    study.test(found, Session())
+    half_done = study.folder / "final/sgd/seed-1"
+    trained = read_summary(half_done)
+    (half_done / SUMMARY).unlink()
+    assert pack(study.folder, archive) == 4
+    first = archive.read_bytes()
+    pack(study.folder, archive)
+    assert archive.read_bytes() == first
+
+    elsewhere = read(there)
+    assert unpack(archive, elsewhere.folder) == 4
+    assert unpack(archive, elsewhere.folder) == 0
+    assert [run.state for run in elsewhere.list_runs()] == ["finished"] * 4 + ["to do"]
+    elsewhere.test(elsewhere.search(Session()), Session())
+    assert {run.state for run in elsewhere.list_runs()} == {"finished"}
+    again = read_summary(elsewhere.folder / "final/sgd/seed-1")
+    assert again["accuracy"] == trained["accuracy"]
+
+    changed = elsewhere.folder / "final/sgd/seed-0" / SUMMARY
+    changed.write_text("{}")
+    with pytest.raises(UsageError, match=r"summary\.json differs from the one in"):
+        unpack(archive, elsewhere.folder)
