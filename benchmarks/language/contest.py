@@ -8,9 +8,9 @@ twice as many steps at the middle one. Stages, each of which continues where it 
 
     screen   every arm at the middle batch: its learning rate, on the validation set
     tune     ours, Muon and the best other peer at each batch: a coordinate search with the same
-             number of runs for each
+             number of runs for each; at twice the length, learning rate and decay alone
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
-             set; the best setting of the others with 5
+             set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, on the test set
     124m     ours and the best peer at 124 million weights, with the settings of the small network
              and one seed, on the validation set

@@ -3,15 +3,23 @@
 Settings are chosen on the validation set, before any run of the test stage.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.common.coordinates import Point
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import ORDER, RECIPE, choose_start, search_setting
+from benchmarks.language.search_space import (
+    ORDER,
+    RECIPE,
+    choose_start,
+    find_point,
+    search_setting,
+)
 
 RESULTS = Path("results/language/contest.jsonl")
 DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
@@ -23,6 +31,7 @@ LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
 RUNS = 20  # of a search, whatever its number of coordinates
+RUNS_OF_LONGER = 8  # of learning rate and decay alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
 
@@ -47,9 +56,13 @@ class LanguageContest:
             for arm in (OURS, *MUON, *OTHERS):
                 self._search(arm, MIDDLE, LENGTHS[MIDDLE], ("lr",), None)
         elif stage == "tune":
-            for batch, steps in (*LENGTHS.items(), LONGER):
-                for arm in (OURS, self.find_muon(), self.find_other()):
-                    self._search(arm, batch, steps, ORDER, RUNS)
+            finalists = OURS, self.find_muon(), self.find_other()
+            for (batch, steps), arm in itertools.product(LENGTHS.items(), finalists):
+                self._search(arm, batch, steps, ORDER, RUNS)
+            for arm in finalists:
+                best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
+                start = find_point(best, LENGTHS[MIDDLE], LONGER[1])
+                self._search(arm, *LONGER, ("lr", "decay", "forgetting"), RUNS_OF_LONGER, start)
         else:
             lists = {
                 "test": self._list_tests,
@@ -85,6 +98,10 @@ class LanguageContest:
             raise MissingRunError(f"{arm} at {batch} tokens per step")
         return sorted(found, key=lambda setting: found[setting])
 
+    def list_finalists(self, arm: str, batch: int, steps: int) -> list[Setting]:
+        """The settings that are tested: the two best, and one where the test is descriptive."""
+        return self.rank_settings(arm, batch, steps)[: 1 if (batch, steps) == LONGER else 2]
+
     def find_peer(self, batch: int, steps: int) -> str:
         """The peer with the lowest validation loss at a batch, chosen before any test."""
         tuned = (self.find_muon(), self.find_other())
@@ -118,7 +135,13 @@ class LanguageContest:
         return _get_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
 
     def _search(
-        self, arm: str, batch: int, steps: int, order: tuple[str, ...], limit: int | None
+        self,
+        arm: str,
+        batch: int,
+        steps: int,
+        order: tuple[str, ...],
+        limit: int | None,
+        start: Point | None = None,
     ) -> None:
         search_setting(
             self._runner,
@@ -126,15 +149,16 @@ class LanguageContest:
             lambda setting: self.make_key("tune", batch, steps, setting, 0),
             order,
             limit,
-            start=choose_start(arm, steps),
+            start=choose_start(arm, steps) if start is None else start,
             steps=steps,
         )
 
     def _list_tests(self) -> Iterator[RunKey]:
         for batch, steps in (*LENGTHS.items(), LONGER):
+            seeds = SEEDS_OF_OTHERS if (batch, steps) == LONGER else SEEDS
             for arm in (OURS, self.find_peer(batch, steps)):
-                for setting in self.rank_settings(arm, batch, steps)[:2]:
-                    for seed in SEEDS:
+                for setting in self.list_finalists(arm, batch, steps):
+                    for seed in seeds:
                         yield self.make_key("test", batch, steps, setting, seed)
         for arm in (*MUON, *OTHERS):
             best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]

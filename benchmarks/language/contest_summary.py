@@ -100,7 +100,8 @@ def describe_verdict(verdict: Verdict) -> str:
     between = "" if lead.low is None else f", 95 % interval {lead.low:+.4f} to {lead.high:+.4f}"
     kind = "corrected p" if verdict.primary else "descriptive, p"
     p = "no p" if verdict.p is None else f"{kind} {verdict.p:.2g}"
-    text = f"At {place}, our worse setting is {word} the better one of {verdict.peer} by "
+    who = ("our worse setting", "the better one of ") if verdict.primary else ("ours", "")
+    text = f"At {place}, {who[0]} is {word} {who[1]}{verdict.peer} by "
     text += f"{abs(lead.mean):.4f} nats (n {lead.n}{between}, {p})"
     text += ", which is within the noise." if level else "."
     lost = lead.diverged_a + lead.diverged_b
@@ -145,13 +146,13 @@ def _describe_saving(saving: Saving | None) -> str:
 def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Difference:
     """The peer's better setting minus our worse one: positive if we lead whatever was chosen.
 
-    MissingRunError unless both settings of both have been tested.
+    MissingRunError unless all settings of both that take part have been tested.
     """
     peer = contest.find_peer(batch, steps)
     ours, theirs = (
         [
             contest.find_losses("test", batch, steps, setting)
-            for setting in contest.rank_settings(arm, batch, steps)[:2]
+            for setting in contest.list_finalists(arm, batch, steps)
         ]
         for arm in (OURS, peer)
     )

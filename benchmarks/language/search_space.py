@@ -62,10 +62,31 @@ def choose_start(arm: str, steps: int) -> Point:
     """A start that suits runs of this length: the longer the run, the smaller the decay."""
     if arm == RECIPE:
         return {**recipe_space.START, "forgetting": FORGETTING, "cooling": 0.0}
-    decays = [decay for decay in GRIDS["decay"] if decay > 0]
-    usual = DECAY_200 * 200 / steps
-    nearest = min(decays, key=lambda decay: abs(math.log(decay / usual)))
-    return {**START[arm], "decay": nearest}
+    return {**START[arm], "decay": _find_nearest(GRIDS["decay"], DECAY_200 * 200 / steps)}
+
+
+def find_point(setting: Setting, steps: int, new_steps: int) -> Point:
+    """The point on the grids that a setting for one length becomes at another.
+
+    lr · decay · steps stays the same.
+    """
+    start = choose_start(setting.arm, new_steps)
+    values = {name: getattr(setting, name, 0.0) for name in start}
+    if setting.arm == RECIPE:
+        values["forgetting"] = setting.decay * setting.lr * steps
+        grids = recipe_space.GRIDS
+    else:
+        values |= {role: values[role] * setting.lr for role in ("embedding", "output")}
+        values["decay"] *= steps / new_steps
+        grids = GRIDS
+    return {name: _find_nearest(grids[name], value) for name, value in values.items()}
+
+
+def _find_nearest(grid: Sequence[float], value: float) -> float:
+    """By ratio; 0 only for 0."""
+    if value == 0:
+        return 0.0
+    return min((x for x in grid if x > 0), key=lambda x: abs(math.log(x / value)))
 
 
 def search_setting(

@@ -40,6 +40,22 @@ def test_every_finalist_gets_as_many_runs(contest):
     assert counts == dict.fromkeys((OURS, "muon by norm", "soap"), contest_stages.RUNS)
 
 
+def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
+    """From the best setting at half the length, with the same lr · decay · steps."""
+    length = contest_stages.LONGER
+    tuned = [
+        key.setting
+        for key in contest.ledger.runs
+        if key.stage == "tune" and (key.tokens_per_step, key.steps) == length
+    ]
+    assert len(tuned) == 3 * contest_stages.RUNS_OF_LONGER
+    half = contest.rank_settings(OURS, MIDDLE, 200)[0]
+    first = next(setting for setting in tuned if setting.arm == OURS)
+    assert replace(first, decay=2 * first.decay) == replace(half, decay=pytest.approx(half.decay))
+    (finalist,) = contest.list_finalists(OURS, *length)
+    assert len(contest.find_losses("test", *length, finalist)) == 5
+
+
 def test_tests_have_fresh_seeds_and_ten_of_them(contest):
     tested = [key for key in contest.ledger.runs if key.stage in ("test", "saving")]
     assert min(key.seed for key in tested) == 1  # 0 has chosen the settings
@@ -68,7 +84,8 @@ def test_verdicts_in_words(contest):
         assert "(n 10, 95 % interval +0.0" in sentence
         assert "corrected p" in sentence
         assert "% are saved (95 % interval" in sentence
-    assert "descriptive, p" in sentences[3]  # the longer run
+    assert "ours is ahead of muon by norm by 0.0" in sentences[3]  # the longer run
+    assert "descriptive, p" in sentences[3]
 
 
 def test_the_larger_network_takes_the_settings_along(contest):
