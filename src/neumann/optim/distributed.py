@@ -63,7 +63,7 @@ class Sharding:
             (group, [number for over, number in numbers.items() if ranks in over])
             for ranks, group in known.items()
         ]
-        device = _communication_device(parameters, process_group)
+        device = find_communication_device(parameters, process_group)
         # Σδ² over what this process holds, after the last step.
         self.sums = torch.zeros(max(len(numbers), 1), dtype=scalar_dtype(device), device=device)
         self.sums_are_known = True
@@ -122,6 +122,17 @@ def find_sharding(parameters: Sequence[Tensor], process_group: Any) -> Sharding 
     return Sharding(parameters, process_group) if spread else None
 
 
+def require_group(process_group: Any) -> None:
+    """Raise unless this is None or a process group that this process belongs to."""
+    if process_group is None:
+        return
+    if not distributed.is_available() or not isinstance(process_group, distributed.ProcessGroup):
+        raise TypeError(
+            "process_group must be a torch.distributed group that this process belongs to, got "
+            f"{process_group!r}"
+        )
+
+
 def reshard_models() -> None:
     """Make FSDP2 gather weights again that were changed behind its back.
 
@@ -168,7 +179,7 @@ def _groups_of(parameter: Any) -> tuple[Any, ...]:
     )
 
 
-def _communication_device(parameters: Sequence[Any], process_group: Any) -> torch.device:
+def find_communication_device(parameters: Sequence[Any], process_group: Any) -> torch.device:
     """Where processes exchange scalars; with offloaded shards that is not where the shards are."""
     for p in parameters:
         if is_dtensor(p) and p.device_mesh.device_type != "cpu":

@@ -29,7 +29,13 @@ from neumann.optim.defaults import (
 )
 from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance_tracker import DistanceTracker
-from neumann.optim.distributed import Sharding, SharedGroup, find_sharding, reshard_models
+from neumann.optim.distributed import (
+    Sharding,
+    SharedGroup,
+    find_sharding,
+    require_group,
+    reshard_models,
+)
 from neumann.optim.dtensor import local_part
 from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
 from neumann.optim.options import has_forces
@@ -99,7 +105,7 @@ class Neumann(Optimizer):
         process_group: the torch.distributed group among whose processes whole parameters are
             divided, as in ZeRO and pipeline stages: r is the distance over all of them. DTensor
             parameters (FSDP2) know their groups themselves, and replicas (DDP) need none. With
-            `distributed="owner"` its processes are replicas, which have all parameters whole.
+            `distributed=` its processes are replicas, which have all parameters whole.
         distributed: who applies P to a matrix that several processes have, in shards or as
             replicas. "owner": one of them, and the others get their part of the direction from it;
             P must handle each matrix by itself. "replicated": every process, at the cost of as much
@@ -153,6 +159,7 @@ class Neumann(Optimizer):
         groups = [entry for entry in entries if isinstance(entry, dict)]
         defaults = make_defaults(given, groups)
         self._explicit = find_explicit(given)
+        require_group(process_group)
         self.process_group, self.distributed = process_group, distributed
         self._store = StateStore()
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
@@ -221,7 +228,7 @@ class Neumann(Optimizer):
 
     def _divided_among(self) -> Any:
         """The process group among which whole parameters are divided, if there is one."""
-        return None if self.distributed == "owner" else self.process_group
+        return self.process_group if self.distributed is None else None
 
     def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
         """How the parameters are spread, and the backend that these options of a group ask for."""
@@ -365,7 +372,8 @@ class Neumann(Optimizer):
         found = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
         sharding = self._sharding
         reduce = None if sharding is None else partial(self._distance.reduce, sharding, groups)
-        return agree_on_skipping(groups, self._store, found, reduce)
+        replicas = None if self.distributed is None else self.process_group
+        return agree_on_skipping(groups, self._store, found, reduce, replicas)
 
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:

@@ -4,6 +4,7 @@ torch.amp.GradScaler looks for such gradients itself; `skip_nonfinite=True` look
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -18,6 +19,7 @@ def agree_on_skipping(
     store: StateStore,
     found: Tensor | None,
     reduce: Callable[[Tensor | None], Tensor | None] | None,
+    replicas: Any = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Decide, with all processes, whether to skip this step.
 
@@ -26,6 +28,7 @@ def agree_on_skipping(
         store: holds the option `skip_nonfinite`.
         found: the flag that a GradScaler has set on this process, if there is one.
         reduce: adds the flag up over all processes; None if parameters are not sharded.
+        replicas: the process group that trains copies of the parameters; None for all processes.
 
     Returns:
         A tensor that is not zero to skip, None if nobody checks; and what to add to the count of
@@ -41,7 +44,7 @@ def agree_on_skipping(
             flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
         found = flag = reduce(flag)
     elif flag is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX, group=replicas)
     if flag is None or not checks:
         return found, None
     flag = flag.ne(0).to(store.scalars[SKIPPED])

@@ -12,12 +12,14 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from neumann import Neumann
 from neumann.optim.preconditioners import NAMED, Momentum, Spectral
 from neumann.optim.preconditioners.apply import precondition
+from neumann.optim.preconditioners.matrix_view import MatrixView
 from tests.support.divided_matrices import (
     LAYOUTS,
     MATRICES,
     STEPS,
     Layout,
     alone,
+    counted,
     largest_difference,
     make_optimizer,
     spread,
@@ -73,6 +75,61 @@ def test_fewer_matrices_than_processes(four, kind):
     for ours, _, _ in answers:
         assert largest_difference(ours, expected) < TOLERANCE
     assert sorted(c["matrices"] for _, c, _ in answers) == [0, 0, STEPS, STEPS]
+
+
+def with_empty_shards(mesh_sizes):
+    """One process of each replica has no row of the second matrix."""
+    shapes = (8, 8), (1, 8)
+    placements = (Replicate(), Shard(0))
+    mesh = None if mesh_sizes is None else init_device_mesh("cpu", mesh_sizes)
+
+    def place(tensor):
+        return tensor if mesh is None else distribute_tensor(tensor, mesh, placements)
+
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(place(torch.randn(s, generator=generator))) for s in shapes]
+    optimizer = Neumann(parameters, lr=0.1, precondition=Spectral(scaling="norm"))
+    for _ in range(3):
+        for p, shape in zip(parameters, shapes, strict=True):
+            p.grad = place(torch.randn(shape, generator=generator))
+        optimizer.step()
+    wholes = [p.detach() if mesh is None else p.detach().full_tensor() for p in parameters]
+    return dict(enumerate(wholes))
+
+
+def test_replicas_with_empty_shards(four):
+    expected = with_empty_shards(None)
+    for ours in four.run(with_empty_shards, (2, 2)):
+        assert largest_difference(ours, expected) < TOLERANCE
+
+
+def with_experts(is_sharded, experts):
+    generator = torch.Generator().manual_seed(0)
+    mesh = init_device_mesh("cpu", (4,)) if is_sharded else None
+
+    def draw():
+        tensor = torch.randn(experts, 6, 4, generator=generator)
+        return tensor if mesh is None else distribute_tensor(tensor, mesh, (Shard(0),))
+
+    p = nn.Parameter(draw())
+    optimizer = Neumann([p], lr=0.1, precondition=Spectral(view=MatrixView(stacked=True)))
+    with counted() as counts:
+        for _ in range(3):
+            p.grad = draw()
+            optimizer.step()
+    return {"p": p.detach().full_tensor() if is_sharded else p.detach()}, counts
+
+
+@pytest.mark.parametrize("experts", [8, 6])
+def test_experts_that_are_sharded_one_by_one_stay_where_they_are(four, experts):
+    """If each process has as many; otherwise one process has them all."""
+    expected, _ = with_experts(False, experts)
+    answers = four.run(with_experts, True, experts)
+    for ours, counts in answers:
+        assert largest_difference(ours, expected) < TOLERANCE
+        assert (counts["collectives"] == 0) == (experts == 8)
+    found = [counts["matrices"] for _, counts in answers]
+    assert sorted(found) == ([6, 6, 6, 6] if experts == 8 else [0, 0, 0, 18])
 
 
 def changing(kind, convolves):
@@ -186,6 +243,28 @@ def test_a_skipped_step_leaves_state_and_weights(two, kind):
         assert count == 1
 
 
+def trained_apart():
+    """Two trainings side by side, of two replicas each; one of them has a NaN."""
+    rank = distributed.get_rank()
+    groups = [distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    p = nn.Parameter(value("b", 0))
+    optimizer = Neumann(
+        [p],
+        lr=0.1,
+        precondition="spectral",
+        skip_nonfinite=True,
+        process_group=groups[rank % 2],
+        distributed="owner",
+    )
+    p.grad = torch.full_like(p, float("nan") if rank == 2 else 1.0)
+    optimizer.step()
+    return optimizer.diagnostics().skipped
+
+
+def test_trainings_in_other_groups_are_not_skipped(four):
+    assert four.run(trained_apart) == [1, 0, 1, 0]
+
+
 # ------------------------------------------------------------------ checkpoints
 
 
@@ -194,8 +273,7 @@ def continued(kind, first, second):
     ours, theirs = Layout(kind), Layout(kind)
     optimizer = make_optimizer(ours.parameters, **{**ours.options, "distributed": first})
     stepped(optimizer, ours.parameters, ours.place, range(3))
-    group = {} if second == "replicated" else theirs.options
-    other = make_optimizer(theirs.parameters, **{**group, "distributed": second})
+    other = make_optimizer(theirs.parameters, **{**theirs.options, "distributed": second})
     with torch.no_grad():
         for name, p in theirs.parameters.items():
             p.copy_(ours.parameters[name])
@@ -208,10 +286,8 @@ def continued(kind, first, second):
 
 @pytest.mark.parametrize("kind", ["flat", "hybrid", "ddp"])
 def test_a_checkpoint_continues_under_the_other_choice(four, kind):
-    for difference in four.run(continued, kind, "owner", "replicated"):
-        assert difference < TOLERANCE
-    if kind != "ddp":  # whose "replicated" with a process group is something else
-        for difference in four.run(continued, kind, "replicated", "owner"):
+    for modes in (("owner", "replicated"), ("replicated", "owner")):
+        for difference in four.run(continued, kind, *modes):
             assert difference < TOLERANCE
 
 

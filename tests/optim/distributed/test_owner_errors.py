@@ -50,6 +50,27 @@ def test_replicas_must_be_whole_and_have_parameters(two):
     two.run(misused)
 
 
+def missing_group():
+    p = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="that are not DTensors needs process_group="):
+        Neumann([p], 0.1, precondition="spectral", distributed="owner")
+    sharded = Layout("flat").parameters.values()
+    given = {"process_group": distributed.group.WORLD, "distributed": "replicated"}
+    with pytest.raises(ValueError, match="distributed='replicated' with process_group="):
+        Neumann(sharded, 0.1, precondition="spectral", **given)
+
+
+def test_owners_of_plain_parameters_need_a_group(two):
+    two.run(missing_group)
+
+
+@pytest.mark.parametrize("mode", [None, "owner"])
+def test_a_group_that_is_none_is_refused(mode):
+    p = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(TypeError, match=r"a torch\.distributed group .* got 'world'"):
+        Neumann([p], 0.1, precondition="spectral", process_group="world", distributed=mode)
+
+
 def divided_twice():
     """Each process has another part of the parameters, as under ZeRO."""
     p = nn.Parameter(value(["b", "ragged"][distributed.get_rank()], 0))

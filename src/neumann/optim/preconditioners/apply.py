@@ -22,7 +22,12 @@ from torch import Tensor
 
 from neumann.optim.dtensor import distribute_like, is_dtensor, local_part
 from neumann.optim.precision import as_real, wide_dtype
-from neumann.optim.preconditioners.exchange import Exchange, Journey, Part
+from neumann.optim.preconditioners.exchange import (
+    Exchange,
+    Journey,
+    Part,
+    holds_whole_matrices,
+)
 from neumann.optim.preconditioners.memory import PREFIX, create_memory, preconditioner_of, stages_of
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.tensors import Tensors
@@ -253,9 +258,14 @@ def _make_buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:
 # ------------------------------------------------------------------ shards
 
 
+def _works_on_shard(p: Tensor, stage: Preconditioner) -> bool:
+    """Whether what this process has of a parameter is all that its direction depends on."""
+    return not is_dtensor(p) or stage.elementwise(p) or holds_whole_matrices(stage, p)
+
+
 def _gather(gradient: Tensor, p: Tensor, stage: Preconditioner) -> Tensor:
     """The whole gradient, if the stage needs it."""
-    if not is_dtensor(p) or stage.elementwise(p):
+    if _works_on_shard(p, stage):
         return gradient
     whole: Tensor = distribute_like(gradient, p).full_tensor()
     return whole
@@ -263,7 +273,7 @@ def _gather(gradient: Tensor, p: Tensor, stage: Preconditioner) -> Tensor:
 
 def _take_part(direction: Tensor, p: Any, stage: Preconditioner) -> Tensor:
     """The part of a whole direction that belongs to the weights that this process holds."""
-    if not is_dtensor(p) or stage.elementwise(p):
+    if _works_on_shard(p, stage):
         return direction
     from torch.distributed.tensor import DTensor, Replicate
 

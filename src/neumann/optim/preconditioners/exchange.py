@@ -4,9 +4,12 @@
 set out at once, each is handled when it has arrived, and goes back while the next one is handled.
 
 A parameter takes part if P needs it whole and keeps no state of it. A matrix without a gradient on
-this process counts as zeros here, so no process waits for one that has none. What cannot be
-divided, because P has state that must be the same on all processes or because the layout is
-neither sharded nor replicated, is handled whole on all of them, as with distributed="replicated".
+this process counts as zeros here, so no process waits for one that has none. Experts that are
+sharded one by one stay where they are: every process has whole matrices. What cannot be divided,
+because P has state that must be the same on all processes or because the layout is neither sharded
+nor replicated, is handled whole on all of them, as with distributed="replicated".
+
+Gradients of shards that are offloaded to the host travel, and are handled, on the mesh's device.
 
 If a process dies, the collectives raise on the others, after the timeout of the group at the
 latest.
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from neumann.optim.distributed import find_communication_device
 from neumann.optim.dtensor import is_dtensor, local_part
 from neumann.optim.precision import wide_dtype
 from neumann.optim.preconditioners.memory import preconditioner_of, stages_of
@@ -51,6 +55,7 @@ class Part:
     matrices: tuple[Matrix, ...]
     plan: Plan
     lines: tuple[Line, ...]
+    device: torch.device  # where matrices travel and P is applied
 
 
 class Exchange:
@@ -101,18 +106,32 @@ def find_exchange(
 ) -> Exchange | None:
     """What divides matrices, if there are processes to divide them among."""
     require(mode in MODES, "distributed", mode, "None, 'owner' or 'replicated'")
-    if mode == "replicated":
-        return None
     sharded = any(map(is_dtensor, parameters))
-    if mode is None or process_group is None:
-        return Exchange() if sharded else None
-    if sharded:
+    if mode is not None and process_group is not None and sharded:
         raise ValueError(
-            "distributed='owner' with process_group= says that the group's processes are replicas, "
-            "but there are DTensors, which know theirs: leave distributed at None, or "
+            f"distributed={mode!r} with process_group= says that the group's processes are "
+            "replicas, but there are DTensors, which know theirs: leave distributed at None, or "
             "process_group out"
         )
+    if mode == "replicated":
+        return None
+    if mode is None or process_group is None:
+        if mode == "owner" and not sharded and _count_processes() > 1:
+            raise ValueError(
+                "distributed='owner' with parameters that are not DTensors needs process_group=, "
+                "the processes that have copies of them, such as torch.distributed.group.WORLD"
+            )
+        return Exchange() if sharded else None
     return Exchange(process_group) if distributed.get_world_size(process_group) > 1 else None
+
+
+def holds_whole_matrices(stage: Preconditioner, p: Any) -> bool:
+    """Whether a DTensor is cut between its matrices, so that each process has as many, whole."""
+    is_separable = getattr(stage, "is_separable", None)
+    if is_separable is None or not is_separable(p):
+        return False
+    mesh, shards = _find_layout(p)
+    return set(shards) == {0} and len(p) % int(mesh.size()) == 0
 
 
 def describe_matrix(stage: Preconditioner, p: Tensor, shards: tuple[int | None, ...]) -> Matrix:
@@ -147,8 +166,9 @@ class Journey:
         while self._rounds:
             # Rounds take turns, in the same order on all processes.
             self._rounds = [each for each in self._rounds if next(each, True) is None]
+        # An empty shard has no direction, and does not travel between replicas.
         return {
-            p: _lay_out_like(given, self._blocks[i])
+            p: _lay_out_like(given, self._blocks[i]) if given.numel() else given
             for i, (p, given) in enumerate(zip(self._part.parameters, self._given, strict=True))
             if given is not None
         }
@@ -185,10 +205,11 @@ class Journey:
         """What this process has of a gradient: gathered, its own, or zeros if there is none."""
         block = self._blocks.pop(i, None)
         block = self._given[i] if block is None else block
+        device = self._part.device
         if block is None:
-            p = self._part.parameters[i]
-            block = local_part(p).new_zeros(shape, dtype=wide_dtype(p.dtype))
-        return block
+            dtype = wide_dtype(self._part.parameters[i].dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return block.to(device)
 
     def _sharded(self, i: int, dimension: int) -> int:
         """The dimension of a matrix that a mesh dimension cuts."""
@@ -287,9 +308,8 @@ class Journey:
 
     def _make_room(self, each: Round, count: int) -> Tensor:
         """Memory for so many elements, in the dtype and on the device of the round."""
-        p = self._part.parameters[each.matrices[0]]
-        room: Tensor = local_part(p).new_empty(count, dtype=wide_dtype(p.dtype))
-        return room
+        dtype = wide_dtype(self._part.parameters[each.matrices[0]].dtype)
+        return torch.empty(count, dtype=dtype, device=self._part.device)
 
 
 # ------------------------------------------------------------------ what takes part
@@ -305,9 +325,14 @@ def _find_active(group: Tensors) -> list[bool]:
 
 def _is_divisible(stage: Preconditioner, p: Tensor) -> bool:
     """Whether P needs the parameter whole, and remembers nothing of it."""
-    if p.is_complex() or stage.elementwise(p):
+    if p.is_complex() or stage.elementwise(p) or (is_dtensor(p) and holds_whole_matrices(stage, p)):
         return False
     return not stage.create(local_part(p).new_empty(1).expand(p.shape))
+
+
+def _count_processes() -> int:
+    initialized = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if initialized else 1
 
 
 def _find_layout(p: Any) -> tuple[Any, tuple[int | None, ...]]:
@@ -347,9 +372,10 @@ def _make_part(
         ranks = tuple(distributed.get_process_group_ranks(mesh))
         lines = [Line(mesh, tuple(range(len(ranks))), ranks)]
     plan = make_plan(matrices, [len(line.ranks) for line in lines], place)
+    device = find_communication_device(parameters, mesh)
     for line in lines:
-        _require_same(matrices, line.group, local_part(parameters[0]).device)
-    return Part(parameters, stages, matrices, plan, tuple(lines))
+        _require_same(matrices, line.group, device)
+    return Part(parameters, stages, matrices, plan, tuple(lines), device)
 
 
 def _require_same(matrices: Sequence[Matrix], group: Any, device: torch.device) -> None:
@@ -375,8 +401,9 @@ def _find_line(mesh: Any, dimension: int, place: Sequence[int]) -> Line:
 
 
 def _lay_out_like(given: Tensor, direction: Tensor) -> Tensor:
-    """The direction with the dtype and memory format of the gradient."""
-    if direction.stride() == given.stride() and direction.dtype is given.dtype:
+    """The direction with the dtype, device and memory format of the gradient."""
+    same = direction.dtype is given.dtype and direction.device == given.device
+    if same and direction.stride() == given.stride():
         return direction
     result: Tensor = torch.empty_like(given).copy_(direction)
     return result

@@ -22,7 +22,9 @@ class Preconditioner(Protocol):
 
     A P without state for parameters that are not elementwise can be divided among processes, each
     of which calls `apply` with some of these parameters: see `exchange`. A method
-    `count_operations(parameter)`, its work, balances them; otherwise the number of elements does.
+    `count_operations(parameter)`, its work, balances them; otherwise the number of elements does. A
+    method `is_separable(parameter)` says that the direction of each entry of the first dimension
+    depends on that entry alone; if a parameter is sharded along it, `apply` sees the shards.
     """
 
     @property

@@ -73,6 +73,10 @@ class Spectral:
         """True unless the parameter is a matrix."""
         return self.view == WHOLE and not self._is_matrix(parameter)
 
+    def is_separable(self, parameter: Tensor) -> bool:
+        """Whether the first dimension counts matrices, as of experts."""
+        return self.view.stacked
+
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
         """Nothing for a matrix: its direction depends on the gradient alone."""
         if not self.elementwise(parameter):
