@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.groups import DEFAULTS, RoleOptions, param_groups
+from neumann.optim.groups import DEFAULTS, RoleOptions, default_options, param_groups
 from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
 
 
@@ -62,11 +62,11 @@ def test_the_table():
     shown = repr(param_groups(Network(), weight_decay=0.1))
     rows = [line.split("  ") for line in shown.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert cells[0] == ["role", "parameters", "shape", "P", "decay", "scale"]
-    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.1"]
+    assert cells[0] == ["role", "parameters", "shape", "P", "momentum", "decay", "scale"]
+    fused = ["hidden", "layers.*.in_proj_weight (2)", "24 × 8", "spectral, 3 parts", "0.8", "0.1"]
     assert [*fused, "1.46"] in cells  # 8 matrices
-    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "none", "0.1"] in cells
-    assert ["output", "head.weight", "11 × 8", "diagonal", "0.1", "5.62"] in cells
+    assert ["embedding", "embed.weight", "11 × 8", "diagonal", "0.8", "none", "0.1"] in cells
+    assert ["output", "head.weight", "11 × 8", "diagonal", "0.8", "0.1", "5.62"] in cells
     assert cells[-1] == ["frozen", "unused", "3"]
 
 
@@ -138,6 +138,22 @@ def test_a_network_with_batch_norms_has_less_momentum_before_p():
     mostly_linear = (*block[:2], *map(nn.Linear, [8] * 4, [8] * 4))
     assert find(*mostly_linear) == dict.fromkeys(roles, Momentum(0.8))
     assert find(*block, options={"hidden": DEFAULTS["hidden"]})["hidden"] == Momentum(0.8)
+    of_inputs = (nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    assert find(*of_inputs) == dict.fromkeys(roles, Momentum(0.8))
+
+
+def test_default_options_of_a_model_can_be_changed():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4))
+    options = default_options(model)
+    assert options["hidden"].precondition.before == Momentum(0.6)
+    options["output"] = options["output"].scaled_by(2.0)
+    before, after = (
+        {group["role"]: group["precondition"] for group in param_groups(model, options=given)}
+        for given in (None, options)
+    )
+    assert after["output"].scale == 2 * before["output"].scale
+    assert after["hidden"] == before["hidden"]
+    assert default_options(model)["output"].scale == 12.0
 
 
 def test_options_with_another_momentum():

@@ -1,7 +1,7 @@
 """Parameter groups for any model: each parameter gets the P, decay and scale of its role.
 
     groups = param_groups(model)
-    print(groups)  # a table: role, names, shapes, P, decay, scale
+    print(groups)  # a table: role, names, shapes, P, momentum before it, decay, scale
     optimizer = Neumann(groups, lr=0.01, weight_decay=0.1)
 
 `neumann.optim.roles` finds the roles.
@@ -123,12 +123,20 @@ DEFAULTS: Mapping[str, RoleOptions] = {
 }
 
 
-def choose_options(
-    model: nn.Module, assignments: Iterable[Assignment]
-) -> Mapping[str, RoleOptions]:
-    """What the roles of a model get: DEFAULTS, with less momentum in a network such as a ResNet."""
+def default_options(
+    model: nn.Module, roles: Mapping[str, str] | None = None
+) -> dict[str, RoleOptions]:
+    """What the roles of a model get, to change some of it.
+
+    That is DEFAULTS, with less momentum in a network such as a ResNet. `roles` as for
+    `param_groups`.
+    """
+    return _choose_options(model, find_roles(model, roles))
+
+
+def _choose_options(model: nn.Module, assignments: Iterable[Assignment]) -> dict[str, RoleOptions]:
     if not is_batch_normalized(model, assignments):
-        return DEFAULTS
+        return dict(DEFAULTS)
     return {role: usual.with_momentum(MOMENTUM_NORMALIZED) for role, usual in DEFAULTS.items()}
 
 
@@ -140,18 +148,20 @@ class ParamGroups(list[dict[str, Any]]):
         self.frozen = frozen  # parameters that need no gradient: in no group
 
     def __repr__(self) -> str:
-        rows = [("role", "parameters", "shape", "P", "decay", "scale")]
+        rows = [("role", "parameters", "shape", "P", "momentum", "decay", "scale")]
         for group in self:
             chosen = group["precondition"]
             view = str(getattr(chosen, "view", WHOLE))
             called = f"{chosen.name}, {view}" if view else chosen.name
             decay = group.get("weight_decay", "as given")
             scale = f"{chosen.scale:.3g}" if hasattr(chosen, "scale") else ""
+            before = getattr(chosen, "before", None)
+            momentum = f"{before.decay:g}" if isinstance(before, Momentum) else "none"
             for name, shape in _summarize(group["params"]):
                 shown = "none" if decay == 0 else decay if isinstance(decay, str) else f"{decay:g}"
-                rows.append((group["role"], name, shape, called, shown, scale))
+                rows.append((group["role"], name, shape, called, momentum, shown, scale))
         for name, shape in _summarize([(a.name, a.parameter) for a in self.frozen]):
-            rows.append((FROZEN, name, shape, "", "", ""))
+            rows.append((FROZEN, name, shape, "", "", "", ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         cells = (map(str.ljust, row, widths) for row in rows)
         return "\n".join("  ".join(row).rstrip() for row in cells)
@@ -191,7 +201,7 @@ def param_groups(
         require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
         require(isinstance(given, RoleOptions), f"options[{role!r}]", given, "a RoleOptions")
     assignments = find_roles(model, roles, split_heads=split_heads)
-    chosen = {**choose_options(model, assignments), **(options or {})}
+    chosen = {**_choose_options(model, assignments), **(options or {})}
     trained = [a for a in assignments if a.role != FROZEN]
     if not trained:
         raise ValueError(f"{type(model).__name__} has no parameters to train: unfreeze some")

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from neumann.optim.groups import ParamGroups, RoleOptions, choose_options, param_groups
-from neumann.optim.roles import OUTPUT, ROLES, VECTOR, find_roles
+from neumann.optim.groups import ParamGroups, RoleOptions, default_options, param_groups
+from neumann.optim.roles import OUTPUT, ROLES, VECTOR
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
@@ -24,7 +24,7 @@ def group_by_role(
 ) -> ParamGroups:
     """The groups of a model, with the options that an arm has named."""
     chosen: dict[str, RoleOptions] = {}
-    for role, usual in choose_options(model, find_roles(model)).items():
+    for role, usual in default_options(model).items():
         given = replace(usual, decay=True) if role == VECTOR and decay_norms else usual
         if role == OUTPUT and OUTPUT_P in options:
             given = _choose_output(usual, options[OUTPUT_P])

@@ -5,6 +5,7 @@ the user override both. A weight that several modules share appears once; if one
 embedding, it is an embedding. A parameter that fits no role is an error.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -115,9 +116,12 @@ def find_roles(
 def is_batch_normalized(model: nn.Module, assignments: Iterable[Assignment]) -> bool:
     """Whether a batch or group norm follows most of the hidden matrices.
 
-    They are counted, not traced: a norm for every second matrix is enough.
+    They are counted, not traced: a norm for every second matrix is enough. Norms that come before
+    the first matrix normalize inputs, and do not count.
     """
-    norms = sum(isinstance(module, BATCH_NORMS) for module in model.modules())
+    modules = [place.module for place in find_places(model)]
+    inner = itertools.dropwhile(lambda module: not is_matrix_module(module), modules)
+    norms = sum(isinstance(module, BATCH_NORMS) for module in inner)
     return norms > 0 and 2 * norms >= sum(each.role == HIDDEN for each in assignments)
 
 
