@@ -11,6 +11,7 @@ from neumann.lab.data import Dataset, load
 from neumann.lab.errors import UsageError
 from neumann.lab.models import build
 from neumann.lab.models.gpt import ModernGPT, Size, parse_size
+from neumann.optim.groups import param_groups
 
 TINY = Size(32, 2, 2)
 
@@ -41,10 +42,19 @@ def test_sizes(name, width, depth, expected):
     assert model.head.weight is not model.embedding.weight
 
 
+def test_a_tied_output_layer_is_one_matrix_with_the_embedding():
+    model = ModernGPT(32, 8, Size(16, 1, 2, tied=1))
+    assert model.head.weight is model.embedding.weight
+    groups = param_groups(model)
+    assert [group["role"] for group in groups] == ["hidden", "embedding"]
+    assert model(draw(2, 8, vocabulary=32)).shape == (2, 8, 32)
+
+
 def test_names():
     assert parse_size("gpt:width=512") == Size(512, 6)
     assert parse_size("gpt:124m,depth=3,heads=6") == Size(768, 3, 6)
     assert parse_size("gpt:width=48").head_count == 1
+    assert parse_size("gpt:small,tied=1") == Size(384, 6, tied=1)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +62,14 @@ def test_names():
     [
         ("gpt:", "unknown model 'gpt:'"),
         ("gpt:smal", "unknown model 'gpt:smal'; did you mean gpt:small"),
-        ("gpt:small,layers=3", "unknown gpt option 'layers'; choose from: width, depth, heads"),
+        ("gpt:small,layers=3", "unknown gpt option 'layers'; choose from: width, depth, heads, tied"),
         ("gpt:small,", "unknown gpt option ''"),
         ("gpt:width=0", "gpt:width=0: width must be a whole number from 1 on, got '0'"),
         ("gpt:width=1e3", "width must be a whole number"),
         ("gpt:width=9999999", "width must be a whole number"),
         ("gpt:depth", "unknown model 'gpt:depth'"),
         ("gpt:width=64,width=64", "names width twice"),
+        ("gpt:small,tied=2", "gpt:small,tied=2: tied must be 1, got 2"),
         ("gpt:width=64,heads=3", "a width of 64 does not divide into 3 heads with an even number"),
         ("gpt:width=6,heads=2", "a width of 6 does not divide into 2 heads"),
     ],

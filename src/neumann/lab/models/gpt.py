@@ -7,8 +7,8 @@ width), where N divides each vector by its root mean square:
     x ← x + D relu(U N(x))²
 
 R turns pairs of features by angles that grow with the position (rotary positions), d is the number
-of features of a head. Embedding and output layer do not share weights. There are no biases and no
-weights in N, so every weight is part of a matrix.
+of features of a head. Embedding and output layer share their weights with `tied=1` alone. There are
+no biases and no weights in N, so every weight is part of a matrix.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ HEAD_WIDTH = 64  # features of a head, unless the number of heads is given
 EMBEDDING_STD = 0.02
 ROTARY_BASE = 10_000.0
 EPS = 1e-7  # added to the mean square
-OPTIONS = ("width", "depth", "heads")
+OPTIONS = ("width", "depth", "heads", "tied")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Size:
     width: int
     depth: int  # layers
     heads: int | None = None  # None: as many as have HEAD_WIDTH features
+    tied: int = 0  # 1: embedding and output layer are one matrix
 
     @property
     def head_count(self) -> int:
@@ -67,6 +68,8 @@ def parse_size(name: str) -> Size:
             raise UsageError(f"model {name}: {key} must be a whole number from 1 on, got {text!r}")
         given[key] = int(text)
     size = replace(size, **given)
+    if size.tied > 1:
+        raise UsageError(f"model {name}: tied must be 1, got {size.tied}")
     if size.width % (2 * size.head_count):
         raise UsageError(
             f"model {name}: a width of {size.width} does not divide into {size.head_count} heads "
@@ -97,6 +100,8 @@ class ModernGPT(nn.Module):
         # Small, so that the first prediction is nearly uniform, but not 0: then the layers below
         # would have no gradient in the first step.
         nn.init.normal_(self.head.weight, std=1 / size.width)
+        if size.tied:
+            self.embedding.weight = self.head.weight
         for key, p in self.layers.named_parameters():
             # The 2·depth branches together add about as much to the stream as it holds.
             scale = sqrt(2 * size.depth) if key.endswith("out.weight") else 1
