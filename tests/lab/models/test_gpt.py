@@ -62,7 +62,10 @@ def test_names():
     [
         ("gpt:", "unknown model 'gpt:'"),
         ("gpt:smal", "unknown model 'gpt:smal'; did you mean gpt:small"),
-        ("gpt:small,layers=3", "unknown gpt option 'layers'; choose from: width, depth, heads, tied"),
+        (
+            "gpt:small,layers=3",
+            "unknown gpt option 'layers'; choose from: width, depth, heads, tied",
+        ),
         ("gpt:small,", "unknown gpt option ''"),
         ("gpt:width=0", "gpt:width=0: width must be a whole number from 1 on, got '0'"),
         ("gpt:width=1e3", "width must be a whole number"),
