@@ -91,7 +91,8 @@ def build_recipe(
     """
     options = {}
     for role, usual in DEFAULTS.items():
-        chosen = usual.vocabulary or usual
+        # One scale for each role: of an output layer over tokens, and of an embedding as it is.
+        chosen = usual.vocabulary or usual if role == "output" else replace(usual, vocabulary=None)
         before = setting.before
         if role == "output" and setting.output_before is not None:
             before = setting.output_before

@@ -17,11 +17,13 @@ from benchmarks.language import (
     tune_recipe,
     tune_roles,
 )
-from benchmarks.language.language_arms import ARMS, Setting, build_arm
+from benchmarks.language.language_arms import ARMS, Setting, build_arm, make_recipe
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.role_rates import collect_roles
+from neumann.optim.groups import param_groups
+from neumann.optim.recipe import LR
 from tests.support.texts import make_documents, write_documents
 
 
@@ -123,6 +125,15 @@ def test_by_norm_the_output_rate_falls_with_the_width(width, rate):
     optimizer = build_arm(make_model(width), Setting("spectral by norm", 0.5), steps=20)
     (output,) = (group for group in optimizer.param_groups if group["role"] == "output")
     assert output["precondition"].scale == pytest.approx(rate)
+
+
+def test_the_recipe_arm_is_the_recipe():
+    model = make_model()
+    arm = build_arm(model, make_recipe(LR, 0.1), steps=10)
+    groups = param_groups(model, weight_decay=0.1)
+    for ours, expected in zip(arm.param_groups, groups, strict=True):
+        assert ours["precondition"] == expected["precondition"]
+        assert ours["weight_decay"] == expected["weight_decay"]
 
 
 def test_lr_by_width_brackets_the_best_rate(tmp_path, capsys):

@@ -110,6 +110,21 @@ def test_an_output_layer_over_tokens_has_a_p_of_its_own(tokens, classes, p):
     assert find(options=twice).scale == 2 * find().scale
 
 
+def test_a_tied_embedding_takes_steps_by_the_number_of_features():
+    """Twice the width, half the step: a score of the output layer changes by the same amount."""
+
+    def find(width, tied):
+        embedding, head = nn.Embedding(30, width), nn.Linear(width, 30, bias=False)
+        if tied:
+            head.weight = embedding.weight
+        groups = param_groups(nn.Sequential(embedding, nn.Linear(width, width), head))
+        (found,) = (g["precondition"].scale for g in groups if g["role"] == "embedding")
+        return found
+
+    assert find(48, tied=True) == 2 * find(96, tied=True) == 0.5
+    assert find(48, tied=False) == find(96, tied=False) == 0.1
+
+
 def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():
     """Modules without parameters and containers in between do not count."""
 

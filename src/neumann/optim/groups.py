@@ -44,7 +44,8 @@ class RoleOptions:
     # multiplies the scale of an output layer right after a layer norm, and of a vector that belongs
     # to a batch or group norm
     normalized: float = 1.0
-    vocabulary: "RoleOptions | None" = None  # for an output layer over tokens, if not these
+    # for an output layer over tokens, or an embedding that is an output layer too, if not these
+    vocabulary: "RoleOptions | None" = None
 
     def __post_init__(self) -> None:
         require_positive("scale", self.scale)
@@ -101,7 +102,8 @@ class RoleOptions:
 # An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
 # inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
 # token; there each element takes steps of its own size, and the scores change by the same amount
-# whatever the number of inputs. Where batch norms make the size of the weights irrelevant, less
+# whatever the number of inputs. An embedding that is the output layer too takes steps between the
+# two. Where batch norms make the size of the weights irrelevant, less
 # momentum is better. docs/tuning.md says where the numbers come from.
 DEPTH_POWER = 0.25
 _FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
@@ -111,7 +113,12 @@ _SPECTRAL = Spectral(scale=1.0, before=Momentum(MOMENTUM), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(MOMENTUM))
 DEFAULTS: Mapping[str, RoleOptions] = {
     HIDDEN: RoleOptions(_SPECTRAL, decay=True, depth=36),
-    EMBEDDING: RoleOptions(_DIAGONAL, decay=False, scale=0.1),
+    EMBEDDING: RoleOptions(
+        _DIAGONAL,
+        decay=False,
+        scale=0.1,
+        vocabulary=RoleOptions(_DIAGONAL, decay=False, scale=24.0, per_input=True),
+    ),
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
@@ -240,8 +247,8 @@ def param_groups(
 
 def _is_over_tokens(assignment: Assignment, vocabularies: set[int]) -> bool:
     """Whether the outputs of a matrix are tokens: as many as an embedding has, or very many."""
-    if assignment.parameter.ndim < 2:
-        return False
+    if assignment.role == EMBEDDING or assignment.parameter.ndim < 2:
+        return assignment.tied
     outputs, inputs = assignment.view.count_sides(assignment.parameter)
     return outputs > inputs or outputs in vocabularies
 

@@ -52,6 +52,7 @@ class Assignment:
     view: MatrixView = WHOLE
     # an output layer right after a layer norm, or a vector of a batch or group norm
     normalized: bool = False
+    tied: bool = False  # an embedding that is the weight of a layer too
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def find_roles(
         normalized = (role == OUTPUT and follows_layer_norm(place, places, outputs)) or (
             role == VECTOR and isinstance(place.module, BATCH_NORMS)
         )
-        found.append(Assignment(own.name, own.parameter, role, view, normalized))
+        tied = role == EMBEDDING and any(is_matrix_module(p.module) for p, _ in own.places)
+        found.append(Assignment(own.name, own.parameter, role, view, normalized, tied))
     return found
 
 
