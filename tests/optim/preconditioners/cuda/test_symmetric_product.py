@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-pytest.importorskip("triton", minversion="3.2")
+pytest.importorskip("triton", minversion="3.3")
 
 from neumann.optim.preconditioners import Spectral, orthogonalization
 from neumann.optim.preconditioners.cuda import symmetric_product
