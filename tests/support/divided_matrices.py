@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Spectral, exchange, ownership
+from neumann.optim.preconditioners import Spectral, journey, ownership
 from neumann.optim.preconditioners import orthogonalization as arithmetic
 from neumann.optim.preconditioners.matrix_view import MatrixView
 from tests.support.small_training import OPTIONS
@@ -134,7 +134,7 @@ def counted():
     watched.all_to_all_single, watched.broadcast = all_to_all_single, broadcast
     with (
         mock.patch.object(arithmetic, "iterate", iterate),
-        mock.patch.object(exchange, "distributed", watched),
+        mock.patch.object(journey, "distributed", watched),
     ):
         yield counts
 

@@ -11,7 +11,7 @@ Between two steps a process knows its own share of r². That share is useless to
 shards, so it is never saved. After a load it is measured in the same order of summation as in
 a step, so that the same shards give the same bits.
 
-Under a preconditioner matrices are exchanged too: `preconditioners.exchange`.
+Under a preconditioner matrices travel too: `preconditioners.journey`.
 
 If not all processes call step(), the others wait forever.
 """

@@ -18,8 +18,9 @@ batch_plan          which matrices it takes together, worked out once
 cuda                a kernel for its symmetric products
 matrix_view         the matrices inside one tensor, such as fused projections
 apply               where P acts in a step
-ownership           which process applies P to which matrix, and what travels for that
-exchange            carries that out, with asynchronous collectives
+exchange            which matrices are divided among processes
+ownership           which process applies P to which of them, and what travels for that
+journey             carries that out, with asynchronous collectives
 memory              what P remembers about a parameter, and its checkpoint
 
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction

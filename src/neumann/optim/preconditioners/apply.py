@@ -4,7 +4,7 @@ The gradients of a group with a P are unscaled, negated for `maximize`, given L2
 displaced weights, widened, and passed through P. None of this is left for the update to do.
 
 If P needs a whole tensor of which each process has a shard, one process gathers it, computes the
-direction and sends its parts back (`exchange`). Where that is not wanted or not possible, every
+direction and sends its parts back (`journey`). Where that is not wanted or not possible, every
 process gathers it, computes the whole direction and keeps its part. Either way every layout has the
 directions of a single process.
 
@@ -22,12 +22,8 @@ from torch import Tensor
 
 from neumann.optim.dtensor import distribute_like, is_dtensor, local_part
 from neumann.optim.precision import as_real, wide_dtype
-from neumann.optim.preconditioners.exchange import (
-    Exchange,
-    Journey,
-    Part,
-    holds_whole_matrices,
-)
+from neumann.optim.preconditioners.exchange import Exchange, Part, holds_whole_matrices
+from neumann.optim.preconditioners.journey import Journey
 from neumann.optim.preconditioners.memory import PREFIX, create_memory, preconditioner_of, stages_of
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.tensors import Tensors

@@ -1,7 +1,7 @@
 """Which process applies P to which matrix, and what has to travel for that.
 
 Everything here is a pure function of the matrices, the mesh and a process's place in it, so that
-all processes agree without asking each other. `exchange` carries it out.
+all processes agree without asking each other. `journey` carries it out.
 
 A mesh has one or more dimensions; a process has a coordinate in each. A matrix is sharded along
 some of them and replicated along the others, and one process owns it:
