@@ -39,21 +39,22 @@ def pack(folder: Path, archive: Path) -> int:
 
 def unpack(archive: Path, folder: Path) -> int:
     """Write what an archive has and the folder lacks; return the number of new runs."""
-    new = []
+    new: dict[Path, bytes] = {}
     with tarfile.open(archive, "r:xz") as packed:
         for entry in packed:
-            there = folder / entry.name
-            content = packed.extractfile(entry)
-            if content is None:
-                raise UsageError(f"{archive} has {entry.name}, which is not a file")
+            content, there = packed.extractfile(entry), folder / entry.name
+            if content is None or not there.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(f"{archive} has {entry.name}, which is no file of a study")
+            data = content.read()
             if not there.exists():
-                new.append(entry)
-            elif there.name not in STUDY_FILES and there.read_bytes() != content.read():
+                new[there] = data
+            elif there.name not in STUDY_FILES and there.read_bytes() != data:
                 raise UsageError(f"{there} differs from the one in {archive}: remove one of them")
-        # What says that a run is finished comes last.
-        for entry in sorted(new, key=lambda entry: Path(entry.name).name == SUMMARY):
-            packed.extract(entry, folder, filter="data")
-    return sum(Path(entry.name).name == SUMMARY for entry in new)
+    # What says that a run is finished comes last.
+    for there, data in sorted(new.items(), key=lambda item: item[0].name == SUMMARY):
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(data)
+    return sum(there.name == SUMMARY for there in new)
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
