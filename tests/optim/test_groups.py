@@ -121,8 +121,8 @@ def test_a_tied_embedding_takes_steps_by_the_number_of_features():
         (found,) = (g["precondition"].scale for g in groups if g["role"] == "embedding")
         return found
 
-    assert find(48, tied=True) == 2 * find(96, tied=True) == 0.5
-    assert find(48, tied=False) == find(96, tied=False) == 0.1
+    assert find(38, tied=True) == 2 * find(76, tied=True) == 1.0
+    assert find(38, tied=False) == find(76, tied=False) == 0.1
 
 
 def test_an_output_layer_after_a_layer_norm_takes_smaller_steps():

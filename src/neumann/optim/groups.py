@@ -117,7 +117,7 @@ DEFAULTS: Mapping[str, RoleOptions] = {
         _DIAGONAL,
         decay=False,
         scale=0.1,
-        vocabulary=RoleOptions(_DIAGONAL, decay=False, scale=24.0, per_input=True),
+        vocabulary=RoleOptions(_DIAGONAL, decay=False, scale=38.0, per_input=True),
     ),
     OUTPUT: RoleOptions(
         _SPECTRAL,
