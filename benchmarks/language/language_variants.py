@@ -29,6 +29,8 @@ from neumann.optim.preconditioners.memory import stages_of
 RECIPE, MUON = "recipe", "muon by norm"
 WINDOW = (0.16, 0.77)  # of the run: where the weights are extrapolated
 SLOW_FROM = 0.3  # of the run: where the slow momentum begins
+# Strengths of the leads that are tried together.
+SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
 
 
 class Wrapper:
@@ -267,8 +269,21 @@ def _make_two_momenta(setting: Setting, steps: int, slow: float) -> Precondition
     return TwoMomenta(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
 
 
-def _make_whitened(setting: Setting, steps: int) -> Preconditioner:
-    return Whitened(setting.strength, before=Momentum(setting.before))
+def _make_whitened(setting: Setting, steps: int, shorter: bool = False) -> Preconditioner:
+    return Whitened(setting.strength, Momentum(setting.before), shorter)
+
+
+def _make_slow_whitened(setting: Setting, steps: int) -> Preconditioner:
+    slow = _make_two_momenta(replace(setting, strength=SLOW_SHARE), steps, SLOW)
+    return Whitened(setting.strength, slow, shorter=True)
+
+
+def _put_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    """Whitening, slow momentum and cautious decay; the strength is that of `HiddenRate`."""
+    whitened = replace(setting, strength=WHITENING)
+    inner = _change_before(model, whitened, steps, _make_slow_whitened)
+    faster = HiddenRate(inner, setting, steps, collect_roles(model)["hidden"])
+    return CautiousDecay(faster, replace(setting, strength=CAUTION), steps)
 
 
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -301,6 +316,13 @@ VARIANTS: dict[str, Variant] = {
         partial(_change_before, make=partial(_make_two_momenta, slow=0.98)), _SHARES
     ),
     "whitening": Variant(partial(_change_before, make=_make_whitened), (0.15, 0.3)),
+    "whitening, shorter side": Variant(
+        partial(_change_before, make=partial(_make_whitened, shorter=True)), (0.15, 0.3)
+    ),
+    "whitening, slow momentum": Variant(
+        partial(_change_before, make=_make_slow_whitened), (0.15, 0.3)
+    ),
+    "whitening, slow, cautious": Variant(_put_together, (1.0, 1.4)),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon

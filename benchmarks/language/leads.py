@@ -9,7 +9,7 @@ Each lead is a variant of an arm (`language_variants`) with a few strengths of i
 `gpt:small` with 131,072 tokens per step, scored on the validation set, and compared with the arm
 without the lead at the same seed.
 
-    select   100 steps, three seeds: every strength of every lead
+    select   100 steps, two seeds: every strength of every lead
     confirm  200 and 400 steps, five fresh seeds: the best strength of the leads that were ahead by
              more than 0.001 nats. p is corrected (Holm) for all leads and lengths of an arm.
 
@@ -21,7 +21,7 @@ The recipe has its default learning rate and decay. Muon has no defaults, so it 
 results/language/leads.jsonl and are not repeated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,13 @@ from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.language.language_arms import Setting, make_recipe
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
-from benchmarks.language.language_variants import MUON, RECIPE, list_variants, make_variant
+from benchmarks.language.language_variants import (
+    MUON,
+    RECIPE,
+    VARIANTS,
+    list_variants,
+    make_variant,
+)
 from benchmarks.language.search_space import search_setting
 from neumann.lab.studies.statistics import (
     Difference,
@@ -45,7 +51,7 @@ TOKENS = 131_072
 ARMS = {"recipe": RECIPE, "muon": MUON}
 STAGES = ("select", "confirm")
 SELECT_STEPS, CONFIRM_STEPS = 100, (200, 400)
-SELECT_SEEDS, CONFIRM_SEEDS = range(3), range(3, 8)
+SELECT_SEEDS, CONFIRM_SEEDS = range(2), range(3, 8)
 SEARCH_RUNS = 12  # of Muon's own search
 MARGIN = 0.001  # nats, about what seeds make of the difference of two runs
 
@@ -66,8 +72,19 @@ class Choice:
 class Leads:
     """The runs about one arm, and what follows from them."""
 
-    def __init__(self, arm: str, ledger: Ledger[RunKey], runner: Runner[RunKey]) -> None:
+    def __init__(
+        self,
+        arm: str,
+        ledger: Ledger[RunKey],
+        runner: Runner[RunKey],
+        only: Container[str] | None = None,
+    ) -> None:
         self.arm, self.ledger, self._runner = arm, ledger, runner
+        self._variants = {
+            name: variant
+            for name, variant in list_variants(arm).items()
+            if only is None or name in only
+        }
 
     def run(self, stage: str) -> None:
         """Train what a stage lacks; MissingRunError if the time is up."""
@@ -94,7 +111,7 @@ class Leads:
     def find_choices(self) -> list[Choice]:
         """The best strength of each lead that has been tried, the leads by what they gain."""
         choices = []
-        for name, variant in list_variants(self.arm).items():
+        for name, variant in self._variants.items():
             tried = [
                 Choice(name, strength, difference)
                 for strength in variant.strengths
@@ -127,7 +144,7 @@ class Leads:
             )
         base = self.find_base(SELECT_STEPS)
         settings = [base]
-        for name, variant in list_variants(self.arm).items():
+        for name, variant in self._variants.items():
             settings += [make_variant(base, name, strength) for strength in variant.strengths]
         for seed in SELECT_SEEDS:
             for setting in settings:
@@ -197,11 +214,14 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=(*STAGES, "table"))
     parser.add_argument("--arm", choices=ARMS, default="recipe", help="whose variants to train")
+    parser.add_argument("--leads", nargs="+", choices=VARIANTS, metavar="NAME",
+                        help="train these alone")  # fmt: skip
     arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage != "table":
         try:
-            Leads(ARMS[arguments.arm], ledger, runner).run(arguments.stage)
+            arm = ARMS[arguments.arm]
+            Leads(arm, ledger, runner, arguments.leads).run(arguments.stage)
         except MissingRunError:
             print(f"{arguments.stage} is not finished: run it again to continue")
     for arm in ARMS.values():

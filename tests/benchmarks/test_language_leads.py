@@ -36,6 +36,8 @@ PAIRS = [
     for name in list_variants(arm)
 ]
 STEPS = 8
+# Leads that have no strength at which they change nothing.
+CHANGED_ANYWAY = ("fixed norm", "cautious decay", *(name for name in VARIANTS if ", slow" in name))
 
 
 def make_base(arm):
@@ -91,9 +93,7 @@ ONE = ("slower rest", "power cooldown", "control: hidden rate", "control: decay"
 NEUTRAL = {name: 1.0 if name in ONE else 0.0 for name in VARIANTS}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in VARIANTS if name not in ("fixed norm", "cautious decay")]
-)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in CHANGED_ANYWAY])
 def test_without_strength_it_is_the_recipe_bit_for_bit(plain, name):
     weights, _ = train(make_variant(make_base(RECIPE), name, NEUTRAL[name]))
     assert torch.equal(weights, plain[RECIPE])
@@ -102,13 +102,13 @@ def test_without_strength_it_is_the_recipe_bit_for_bit(plain, name):
 @needs_muon
 @pytest.mark.parametrize(
     "name",
-    [name for name in list_variants(MUON) if name not in ("fixed norm", "cautious decay")],
+    [name for name in list_variants(MUON) if name not in CHANGED_ANYWAY],
 )
 def test_without_strength_it_is_muon(plain, name):
     """Up to rounding: Muon's Newton-Schulz runs in bfloat16, and its momentum has another scale."""
     weights, _ = train(make_variant(make_base(MUON), name, NEUTRAL[name]))
     assert (weights - plain[MUON]).norm() < 0.01 * plain[MUON].norm()
-    if "momentum" not in name and name != "whitening":
+    if "momentum" not in name and "whitening" not in name:
         assert torch.equal(weights, plain[MUON])
 
 
@@ -183,6 +183,27 @@ def test_whitening_of_one_matrix_is_a_power_of_its_singular_values():
     values = torch.linalg.svdvals(found)
     torch.testing.assert_close(values / values[0], expected / expected[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.norm(), m.norm())
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (4, 4)])
+def test_whitening_of_the_shorter_side_has_the_same_power(shape):
+    torch.manual_seed(0)
+    m = torch.randn(*shape)
+    p = Whitened(power=0.15, shorter=True)
+    states = [p.create(m)]
+    sizes = {len(value) for name, value in states[0].items() if name != "calls"}
+    assert sizes == {4}
+    for _ in range(3):
+        (found,) = p.apply([m], states)
+    expected = torch.linalg.svdvals(m) ** 0.4
+    values = torch.linalg.svdvals(found)
+    torch.testing.assert_close(values / values[0], expected / expected[0], rtol=1e-3, atol=1e-3)
+
+
+def test_some_leads_alone_can_be_trained(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    Leads(RECIPE, ledger, Runner(ledger, invent), only=["even rows"]).run("select")
+    assert {key.setting.lead for key in ledger.runs} == {"", "even rows"}
 
 
 def test_even_rows_have_the_same_size():
