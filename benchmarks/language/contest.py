@@ -11,7 +11,7 @@ twice as many steps at the middle one. Stages, each of which continues where it 
              number of runs for each; at twice the length, learning rate and decay alone
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
-    saving   whole runs of ours of 80, 85, 90 and 95 % of the length, on the test set
+    saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set
     124m     ours and the best peer at 124 million weights, with the settings of the small network
              and one seed, on the validation set
 

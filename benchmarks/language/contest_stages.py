@@ -171,7 +171,7 @@ class LanguageContest:
         for batch, steps in LENGTHS.items():
             setting = self.rank_settings(OURS, batch, steps)[0]
             for share in SHARES:
-                for seed in SEEDS:
+                for seed in SEEDS_OF_OTHERS:
                     key = self.make_key("saving", batch, steps, setting, seed)
                     yield replace(key, steps=round(share * steps))
 

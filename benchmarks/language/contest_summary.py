@@ -228,13 +228,13 @@ def _format_validation(contest: LanguageContest) -> str:
             found = contest.ledger.find(contest.make_key("tune", batch, steps, best[0], 0))
             s = best[0]
             rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
-            rest = (f"{value:g}" for value in (s.momentum, s.before, s.decay, s.cooling))
+            rest = (f"{value:g}" for value in (s.momentum, s.before, s.decay))
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
             rows.append((f"{batch:,} × {steps}", arm, *losses, *rates, *rest, str(len(best))))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
-    heads += ["μ", "before", "decay", "cooling", "runs"]
-    return format_table(heads, "ll" + "r" * 10, rows) if rows else ""
+    heads += ["μ", "before", "decay", "runs"]
+    return format_table(heads, "ll" + "r" * 9, rows) if rows else ""
 
 
 def _format_losses(run: Run) -> tuple[str, str]:

@@ -44,7 +44,7 @@ START: dict[str, Point] = {
     "paper": {**_ADAMW, "lr": 0.128, "embedding": 0.128, "output": 0.128},
     "adamw": {**_ADAMW, "embedding": 0.016, "output": 0.008},
 }
-ORDER = ("lr", "decay", "forgetting", "output", "embedding", "momentum", "before", "cooling")
+ORDER = ("lr", "decay", "forgetting", "output", "embedding", "momentum", "before")
 RECIPE = "recipe"  # its coordinates are those of recipe_space: scales of roles, lr · decay · steps
 
 
@@ -61,7 +61,7 @@ def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
 def choose_start(arm: str, steps: int) -> Point:
     """A start that suits runs of this length: the longer the run, the smaller the decay."""
     if arm == RECIPE:
-        return {**recipe_space.START, "forgetting": FORGETTING, "cooling": 0.0}
+        return {**recipe_space.START, "forgetting": FORGETTING}
     return {**START[arm], "decay": _find_nearest(GRIDS["decay"], DECAY_200 * 200 / steps)}
 
 
