@@ -20,7 +20,13 @@ from benchmarks.language.language_arms import (
     build_recipe,
     find_lr_factor,
 )
-from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
+from benchmarks.language.lead_preconditioners import (
+    EvenRows,
+    ScaledRows,
+    SlowSum,
+    TwoMomenta,
+    Whitened,
+)
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.modes import compute_evaluation
 from neumann.optim.preconditioners import Momentum, Preconditioner
@@ -31,6 +37,8 @@ WINDOW = (0.16, 0.77)  # of the run: where the weights are extrapolated
 SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 # Strengths of the leads that are tried together.
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
+SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
+ROWS = 0.5  # power of the rows' root mean square squared, so each row has the same size
 
 
 class Wrapper:
@@ -269,13 +277,29 @@ def _make_two_momenta(setting: Setting, steps: int, slow: float) -> Precondition
     return TwoMomenta(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
 
 
-def _make_whitened(setting: Setting, steps: int, shorter: bool = False) -> Preconditioner:
-    return Whitened(setting.strength, Momentum(setting.before), shorter)
+def _make_slow_sum(setting: Setting, steps: int) -> Preconditioner:
+    return SlowSum(setting.before, SLOW, setting.strength)
+
+
+def _make_scaled_rows(setting: Setting, steps: int) -> Preconditioner:
+    return ScaledRows(setting.strength, Momentum(setting.before))
+
+
+def _make_slow_rows(setting: Setting, steps: int) -> Preconditioner:
+    return ScaledRows(ROWS, SlowSum(setting.before, SLOW, setting.strength))
+
+
+def _make_whitened(setting: Setting, steps: int, sides: str = "both") -> Preconditioner:
+    return Whitened(setting.strength, Momentum(setting.before), sides)
+
+
+def _make_slow_left(setting: Setting, steps: int) -> Preconditioner:
+    return Whitened(setting.strength, SlowSum(setting.before, SLOW, SLOW_WEIGHT), "left")
 
 
 def _make_slow_whitened(setting: Setting, steps: int) -> Preconditioner:
     slow = _make_two_momenta(replace(setting, strength=SLOW_SHARE), steps, SLOW)
-    return Whitened(setting.strength, slow, shorter=True)
+    return Whitened(setting.strength, slow, "shorter")
 
 
 def _put_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
@@ -284,6 +308,12 @@ def _put_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
     inner = _change_before(model, whitened, steps, _make_slow_whitened)
     faster = HiddenRate(inner, setting, steps, collect_roles(model)["hidden"])
     return CautiousDecay(faster, replace(setting, strength=CAUTION), steps)
+
+
+def _put_rows_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    """Scaled rows, a slow sum and cautious decay; the strength is that of the decay."""
+    inner = _change_before(model, replace(setting, strength=SLOW_WEIGHT), steps, _make_slow_rows)
+    return CautiousDecay(inner, setting, steps)
 
 
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -317,7 +347,14 @@ VARIANTS: dict[str, Variant] = {
     ),
     "whitening": Variant(partial(_change_before, make=_make_whitened), (0.15, 0.3)),
     "whitening, shorter side": Variant(
-        partial(_change_before, make=partial(_make_whitened, shorter=True)), (0.15, 0.3)
+        partial(_change_before, make=partial(_make_whitened, sides="shorter")), (0.15, 0.3)
+    ),
+    "slow sum": Variant(partial(_change_before, make=_make_slow_sum), (0.08, 0.15, 0.3)),
+    "scaled rows": Variant(partial(_change_before, make=_make_scaled_rows), (0.25, 0.5)),
+    "scaled rows, slow sum": Variant(partial(_change_before, make=_make_slow_rows), (0.08, 0.15)),
+    "scaled rows, slow, cautious": Variant(_put_rows_together, (1.0, 1.5)),
+    "left whitening, slow sum": Variant(
+        partial(_change_before, make=_make_slow_left), (0.15, 0.25)
     ),
     "whitening, slow momentum": Variant(
         partial(_change_before, make=_make_slow_whitened), (0.15, 0.3)

@@ -53,19 +53,80 @@ class TwoMomenta:
 
 
 @dataclass(frozen=True)
-class Whitened:
-    """L^-power M R^-power, with L and R the moving means of MMᵀ and MᵀM, and the norm of M.
+class SlowSum:
+    """g + fast·b + weight·s, with sums b ← fast·b + g and s ← slow·s + g of past gradients.
 
-    M is what comes out of `before`. The polar step that follows keeps of this only how M is turned:
-    with L = MMᵀ and R = MᵀM of the same step it would change nothing. With `shorter`, a matrix that
-    is not square is whitened on its shorter side alone, with twice the power: a decomposition there
-    takes a fraction of the time. The powers are found by eigh, every ten steps and after 1, 2 and
-    4. This waits for the device, and takes its time.
+    Nesterov momentum and a slow sum beside it. The slow one counts for little in the first steps,
+    so there is nothing to start or to correct.
+    """
+
+    fast: float
+    slow: float
+    weight: float
+
+    name = "slow sum"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return True
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        fast = Momentum(self.fast).create(parameter)
+        return {**fast, "slow": torch.zeros_like(fast["past"])}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        found = Momentum(self.fast).apply(gradients, states)
+        slow = [state["slow"] for state in states]
+        torch._foreach_mul_(slow, self.slow)
+        torch._foreach_add_(slow, list(gradients))
+        torch._foreach_add_(found, slow, alpha=self.weight)
+        return found
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Each row divided by its running root mean square to a power: one row for each output.
+
+    The polar step that follows does not see the size of the whole. This is the diagonal of the
+    whitening with MMᵀ, and costs next to nothing; NorMuon does it after the polar step instead.
     """
 
     power: float
     before: Preconditioner | None = None
-    shorter: bool = False
+    decay: float = 0.95
+
+    name = "scaled rows"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return False
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {"squares": torch.zeros(len(parameter), 1, device=parameter.device)}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        if self.power == 0:
+            return [gradient.clone() for gradient in gradients]
+        found = []
+        for m, state in zip(gradients, states, strict=True):
+            squares = state["squares"].lerp_(m.square().mean(1, keepdim=True), 1 - self.decay)
+            found.append(m / squares.clamp(min=1e-30) ** self.power)
+        return found
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """L^-power M R^-power, with L and R the moving means of MMᵀ and MᵀM, and the norm of M.
+
+    M is what comes out of `before`. The polar step that follows keeps of this only how M is turned:
+    with L = MMᵀ and R = MᵀM of the same step it would change nothing. `sides` is "both", "left"
+    alone, that of the outputs, or "shorter": of a matrix that is not square that side alone, where
+    a decomposition takes a fraction of the time. One side alone has twice the power. The powers are
+    found by eigh, every ten steps and after 1, 2 and 4. This waits for the device, and takes its
+    time.
+    """
+
+    power: float
+    before: Preconditioner | None = None
+    sides: str = "both"
     decay: float = 0.95
 
     name = "whitened"
@@ -84,7 +145,9 @@ class Whitened:
         """The sides to whiten, and their sizes."""
         rows, columns = matrix.shape
         sides = {"left": rows, "right": columns}
-        if self.shorter and rows != columns:
+        if self.sides == "left":
+            del sides["right"]
+        elif self.sides == "shorter" and rows != columns:
             del sides["left" if rows > columns else "right"]
         return sides
 

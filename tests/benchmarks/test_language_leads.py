@@ -20,7 +20,13 @@ from benchmarks.language.language_variants import (
     list_variants,
     make_variant,
 )
-from benchmarks.language.lead_preconditioners import EvenRows, TwoMomenta, Whitened
+from benchmarks.language.lead_preconditioners import (
+    EvenRows,
+    ScaledRows,
+    SlowSum,
+    TwoMomenta,
+    Whitened,
+)
 from benchmarks.language.leads import Leads, format_leads
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.role_rates import collect_roles
@@ -108,7 +114,7 @@ def test_without_strength_it_is_muon(plain, name):
     """Up to rounding: Muon's Newton-Schulz runs in bfloat16, and its momentum has another scale."""
     weights, _ = train(make_variant(make_base(MUON), name, NEUTRAL[name]))
     assert (weights - plain[MUON]).norm() < 0.01 * plain[MUON].norm()
-    if "momentum" not in name and "whitening" not in name:
+    if not any(word in name for word in ("momentum", "whitening", "slow sum", "rows")):
         assert torch.equal(weights, plain[MUON])
 
 
@@ -185,11 +191,30 @@ def test_whitening_of_one_matrix_is_a_power_of_its_singular_values():
     torch.testing.assert_close(found.norm(), m.norm())
 
 
+def test_a_slow_sum_adds_a_share_of_all_gradients():
+    p = SlowSum(fast=0.8, slow=0.5, weight=0.25)
+    states = [p.create(torch.zeros(1))]
+    found = [p.apply([torch.tensor([g])], states)[0].item() for g in (1.0, 0.0, 2.0)]
+    # g + 0.8·b + 0.25·s; b is 1, 0.8 and 2.64, s is 1, 0.5 and 2.25
+    assert found == pytest.approx([2.05, 0.765, 4.6745])
+
+
+def test_scaled_rows_have_the_same_size():
+    torch.manual_seed(0)
+    m = torch.randn(6, 4) * torch.tensor([1e-3, 1.0, 1.0, 1.0, 1.0, 1e3])[:, None]
+    p = ScaledRows(power=0.5)
+    (found,) = p.apply([m], [p.create(m)])
+    sizes = found.norm(dim=1)
+    torch.testing.assert_close(sizes, sizes.mean().expand(6))
+    (zero,) = p.apply([torch.zeros(6, 4)], [p.create(m)])
+    assert not zero.any()
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (4, 4)])
 def test_whitening_of_the_shorter_side_has_the_same_power(shape):
     torch.manual_seed(0)
     m = torch.randn(*shape)
-    p = Whitened(power=0.15, shorter=True)
+    p = Whitened(power=0.15, sides="shorter")
     states = [p.create(m)]
     sizes = {len(value) for name, value in states[0].items() if name != "calls"}
     assert sizes == {4}
