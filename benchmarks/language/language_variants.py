@@ -22,14 +22,13 @@ from benchmarks.language.language_arms import (
 )
 from benchmarks.language.lead_preconditioners import (
     EvenRows,
+    LateMomentum,
     ScaledRows,
-    SlowSum,
-    TwoMomenta,
     Whitened,
 )
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.modes import compute_evaluation
-from neumann.optim.preconditioners import Momentum, Preconditioner
+from neumann.optim.preconditioners import Momentum, Preconditioner, TwoMomenta
 from neumann.optim.preconditioners.memory import stages_of
 
 RECIPE, MUON = "recipe", "muon by norm"
@@ -38,7 +37,6 @@ SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 # Strengths of the leads that are tried together.
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
 SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
-ROWS = 0.5  # power of the rows' root mean square squared, so each row has the same size
 
 
 class Wrapper:
@@ -273,12 +271,14 @@ def _change_before(
     return ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
 
 
-def _make_two_momenta(setting: Setting, steps: int, slow: float) -> Preconditioner:
-    return TwoMomenta(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
+def _make_late_momentum(setting: Setting, steps: int, slow: float) -> Preconditioner:
+    return LateMomentum(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
 
 
 def _make_slow_sum(setting: Setting, steps: int) -> Preconditioner:
-    return SlowSum(setting.before, SLOW, setting.strength)
+    if setting.strength == 0:
+        return Momentum(setting.before)
+    return TwoMomenta(setting.before, SLOW, weight=setting.strength)
 
 
 def _make_scaled_rows(setting: Setting, steps: int) -> Preconditioner:
@@ -286,7 +286,7 @@ def _make_scaled_rows(setting: Setting, steps: int) -> Preconditioner:
 
 
 def _make_slow_rows(setting: Setting, steps: int) -> Preconditioner:
-    return ScaledRows(ROWS, SlowSum(setting.before, SLOW, setting.strength))
+    return ScaledRows(1.0, _make_slow_sum(setting, steps))
 
 
 def _make_whitened(setting: Setting, steps: int, sides: str = "both") -> Preconditioner:
@@ -294,11 +294,12 @@ def _make_whitened(setting: Setting, steps: int, sides: str = "both") -> Precond
 
 
 def _make_slow_left(setting: Setting, steps: int) -> Preconditioner:
-    return Whitened(setting.strength, SlowSum(setting.before, SLOW, SLOW_WEIGHT), "left")
+    slow = TwoMomenta(setting.before, SLOW, SLOW_WEIGHT)
+    return Whitened(setting.strength, slow, "left")
 
 
 def _make_slow_whitened(setting: Setting, steps: int) -> Preconditioner:
-    slow = _make_two_momenta(replace(setting, strength=SLOW_SHARE), steps, SLOW)
+    slow = _make_late_momentum(replace(setting, strength=SLOW_SHARE), steps, SLOW)
     return Whitened(setting.strength, slow, "shorter")
 
 
@@ -340,17 +341,17 @@ VARIANTS: dict[str, Variant] = {
     "extrapolation 0.9": Variant(partial(_extrapolate, memory=0.9), _BETAS),
     "extrapolation 0.97": Variant(partial(_extrapolate, memory=0.97), _BETAS),
     "slow momentum 0.95": Variant(
-        partial(_change_before, make=partial(_make_two_momenta, slow=0.95)), _SHARES
+        partial(_change_before, make=partial(_make_late_momentum, slow=0.95)), _SHARES
     ),
     "slow momentum 0.98": Variant(
-        partial(_change_before, make=partial(_make_two_momenta, slow=0.98)), _SHARES
+        partial(_change_before, make=partial(_make_late_momentum, slow=0.98)), _SHARES
     ),
     "whitening": Variant(partial(_change_before, make=_make_whitened), (0.15, 0.3)),
     "whitening, shorter side": Variant(
         partial(_change_before, make=partial(_make_whitened, sides="shorter")), (0.15, 0.3)
     ),
     "slow sum": Variant(partial(_change_before, make=_make_slow_sum), (0.08, 0.15, 0.3)),
-    "scaled rows": Variant(partial(_change_before, make=_make_scaled_rows), (0.25, 0.5)),
+    "scaled rows": Variant(partial(_change_before, make=_make_scaled_rows), (0.5, 1.0)),
     "scaled rows, slow sum": Variant(partial(_change_before, make=_make_slow_rows), (0.08, 0.15)),
     "scaled rows, slow, cautious": Variant(_put_rows_together, (1.0, 1.5)),
     "left whitening, slow sum": Variant(

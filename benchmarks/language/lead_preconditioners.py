@@ -18,7 +18,7 @@ REFRESH_STEPS = 10
 
 
 @dataclass(frozen=True)
-class TwoMomenta:
+class LateMomentum:
     """(1 − share)·f + share·s, with f Nesterov momentum and s a slow mean of the gradients.
 
     f = g + fast·b with b ← fast·b + g, as in `Momentum`. The slow mean begins after `start` steps,
@@ -30,7 +30,7 @@ class TwoMomenta:
     share: float
     start: int
 
-    name = "two momenta"
+    name = "late momentum"
 
     def elementwise(self, parameter: Tensor) -> bool:
         return True
@@ -53,46 +53,15 @@ class TwoMomenta:
 
 
 @dataclass(frozen=True)
-class SlowSum:
-    """g + fast·b + weight·s, with sums b ← fast·b + g and s ← slow·s + g of past gradients.
-
-    Nesterov momentum and a slow sum beside it. The slow one counts for little in the first steps,
-    so there is nothing to start or to correct.
-    """
-
-    fast: float
-    slow: float
-    weight: float
-
-    name = "slow sum"
-
-    def elementwise(self, parameter: Tensor) -> bool:
-        return True
-
-    def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        fast = Momentum(self.fast).create(parameter)
-        return {**fast, "slow": torch.zeros_like(fast["past"])}
-
-    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        found = Momentum(self.fast).apply(gradients, states)
-        slow = [state["slow"] for state in states]
-        torch._foreach_mul_(slow, self.slow)
-        torch._foreach_add_(slow, list(gradients))
-        torch._foreach_add_(found, slow, alpha=self.weight)
-        return found
-
-
-@dataclass(frozen=True)
 class ScaledRows:
-    """Each row divided by its running root mean square to a power: one row for each output.
+    """Each row, one for each output, divided by its norm to a power.
 
-    The polar step that follows does not see the size of the whole. This is the diagonal of the
-    whitening with MMᵀ, and costs next to nothing; NorMuon does it after the polar step instead.
+    With a power of 1 the polar step that follows sees what `Spectral(even_rows=True)` does. This is
+    the diagonal of the whitening with MMᵀ, and costs next to nothing.
     """
 
     power: float
     before: Preconditioner | None = None
-    decay: float = 0.95
 
     name = "scaled rows"
 
@@ -100,16 +69,11 @@ class ScaledRows:
         return False
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"squares": torch.zeros(len(parameter), 1, device=parameter.device)}
+        return {}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        if self.power == 0:
-            return [gradient.clone() for gradient in gradients]
-        found = []
-        for m, state in zip(gradients, states, strict=True):
-            squares = state["squares"].lerp_(m.square().mean(1, keepdim=True), 1 - self.decay)
-            found.append(m / squares.clamp(min=1e-30) ** self.power)
-        return found
+        norms = [m.norm(dim=1, keepdim=True).clamp(min=1e-30) for m in gradients]
+        return [m / norm**self.power for m, norm in zip(gradients, norms, strict=True)]
 
 
 @dataclass(frozen=True)
