@@ -61,8 +61,8 @@ class LanguageContest:
                 self._search(arm, batch, steps, ORDER, RUNS)
             for arm in finalists:
                 best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
-                start = find_point(best, LENGTHS[MIDDLE], LONGER[1])
-                self._search(arm, *LONGER, ("lr", "decay", "forgetting"), RUNS_OF_LONGER, start)
+                start = find_point(best, LENGTHS[MIDDLE])
+                self._search(arm, *LONGER, ("lr", "forgetting"), RUNS_OF_LONGER, start)
         else:
             lists = {
                 "test": self._list_tests,
@@ -149,7 +149,7 @@ class LanguageContest:
             lambda setting: self.make_key("tune", batch, steps, setting, 0),
             order,
             limit,
-            start=choose_start(arm, steps) if start is None else start,
+            start=choose_start(arm) if start is None else start,
             steps=steps,
         )
 

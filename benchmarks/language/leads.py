@@ -10,11 +10,12 @@ Each lead is a variant of an arm (`language_variants`) with a few strengths of i
 without the lead at the same seed.
 
     select   100 steps, two seeds: every strength of every lead
-    confirm  200 and 400 steps, five fresh seeds: the best strength of the leads that were ahead by
-             more than 0.001 nats. p is corrected (Holm) for all leads and lengths of an arm.
+    confirm  200 and 400 steps, three fresh seeds: the best strength of the five leads that gained
+             most. p is corrected (Holm) for all leads and lengths of an arm.
 
-Two controls change nothing but the learning rate of hidden matrices, or the decay. A lead that also
-changes these, as a fixed norm or cautious decay does, must gain more than its control.
+Two controls change nothing but the learning rate of hidden matrices, or the decay. A lead goes on
+only if it gains more than both, because many leads, as a fixed norm or cautious decay, change these
+too.
 
 The recipe has its default learning rate and decay. Muon has no defaults, so it gets a search of
 12 runs first. lr · decay · steps is the same at all lengths. Runs are lines of
@@ -51,9 +52,11 @@ TOKENS = 131_072
 ARMS = {"recipe": RECIPE, "muon": MUON}
 STAGES = ("select", "confirm")
 SELECT_STEPS, CONFIRM_STEPS = 100, (200, 400)
-SELECT_SEEDS, CONFIRM_SEEDS = range(2), range(3, 8)
+SELECT_SEEDS, CONFIRM_SEEDS = range(2), range(3, 6)
 SEARCH_RUNS = 12  # of Muon's own search
 MARGIN = 0.001  # nats, about what seeds make of the difference of two runs
+FINALISTS = 5  # leads that are confirmed
+CONTROL = "control: "  # how the names of controls begin
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Choice:
     lead: Difference  # without minus with it: positive if it helps
 
     @property
-    def ahead(self) -> bool:
-        return not self.lead.diverged_b and (self.lead.mean or 0.0) > MARGIN
+    def gain(self) -> float:
+        return self.lead.mean or 0.0
 
 
 class Leads:
@@ -119,8 +122,15 @@ class Leads:
                 is not None
             ]
             if tried:
-                choices.append(max(tried, key=lambda choice: choice.lead.mean or 0.0))
-        return sorted(choices, key=lambda choice: -(choice.lead.mean or 0.0))
+                choices.append(max(tried, key=lambda choice: choice.gain))
+        return sorted(choices, key=lambda choice: -choice.gain)
+
+    def find_finalists(self) -> list[Choice]:
+        """The leads to confirm: the best of those that gain more than the controls."""
+        choices = self.find_choices()
+        bar = max([MARGIN, *(c.gain for c in choices if c.name.startswith(CONTROL))])
+        ahead = [c for c in choices if c.gain > bar and not c.lead.diverged_b]
+        return ahead[:FINALISTS]
 
     def compare(self, stage: str, steps: int, name: str, strength: float) -> Difference:
         """The losses without the lead minus those with it, over common seeds."""
@@ -153,7 +163,7 @@ class Leads:
     def _list_confirmation(self) -> Iterator[RunKey]:
         for key in self._list_selection():  # a lead must not win because others are missing
             self._runner.finish(key)
-        chosen = [choice for choice in self.find_choices() if choice.ahead]
+        chosen = self.find_finalists()
         for steps in CONFIRM_STEPS if chosen else ():
             base = self.find_base(steps)
             settings = [base, *(make_variant(base, c.name, c.strength) for c in chosen)]
@@ -172,11 +182,11 @@ def format_leads(leads: Leads) -> str:
         choices = leads.find_choices()
     except MissingRunError:
         return ""
+    finalists = leads.find_finalists()
     confirmed = {
         (choice.name, steps): leads.compare("confirm", steps, choice.name, choice.strength)
-        for choice in choices
+        for choice in finalists
         for steps in CONFIRM_STEPS
-        if choice.ahead
     }
     tested = [key for key, found in confirmed.items() if found.p is not None]
     corrected = dict(zip(tested, correct_by_holm([confirmed[k].p or 0.0 for k in tested]),
@@ -188,8 +198,8 @@ def format_leads(leads: Leads) -> str:
         for key in keys:
             cell = _format_difference(confirmed[key]) if key in confirmed else ""
             cells.append(f"{cell}, p {corrected[key]:.2g}" if key in corrected else cell)
-        verdict = "not ahead"
-        if choice.ahead:
+        verdict = "control" if choice.name.startswith(CONTROL) else "not chosen"
+        if choice in finalists:
             done = all(key in corrected for key in keys)
             holds = done and all(
                 corrected[key] < 0.05 and (confirmed[key].mean or 0.0) > 0 for key in keys

@@ -11,7 +11,8 @@ from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
 from neumann.optim.recipe import FORGETTING
 
-# Every coordinate has a grid; a search may end at the edge of one.
+# Every coordinate has a grid; a search may end at the edge of one. `forgetting` is lr · decay ·
+# steps: unlike `decay`, it lets the learning rate move without the decay of a run.
 RATES = tuple(0.001 * 2.0**index for index in range(-3, 9))
 GRIDS: dict[str, tuple[float, ...]] = {
     "lr": RATES,
@@ -20,6 +21,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "momentum": (0.0, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9),
     "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95),
     "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4),
+    "forgetting": (0.0, 0.02, 0.04, 0.08, *recipe_space.GRIDS["forgetting"]),
     "cooling": (0.0, 0.5, 1.0),
 }
 
@@ -51,34 +53,30 @@ RECIPE = "recipe"  # its coordinates are those of recipe_space: scales of roles,
 def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
     """The setting at a point; rates become multiples of the learning rate."""
     values: dict[str, Any] = {**point}
-    if arm == RECIPE:
+    if "forgetting" in point:
         values["decay"] = values.pop("forgetting") / (point["lr"] * steps)
-    else:
+    if arm != RECIPE:
         values |= {role: point[role] / point["lr"] for role in ("embedding", "output")}
     return Setting(arm, **values)
 
 
-def choose_start(arm: str, steps: int) -> Point:
-    """A start that suits runs of this length: the longer the run, the smaller the decay."""
+def choose_start(arm: str) -> Point:
+    """A start for runs of any length, with `forgetting` in place of the decay."""
     if arm == RECIPE:
         return {**recipe_space.START, "forgetting": FORGETTING}
-    return {**START[arm], "decay": _find_nearest(GRIDS["decay"], DECAY_200 * 200 / steps)}
+    start = dict(START[arm])
+    del start["decay"]
+    forgetting = start["lr"] * DECAY_200 * 200
+    return {**start, "forgetting": _find_nearest(GRIDS["forgetting"], forgetting)}
 
 
-def find_point(setting: Setting, steps: int, new_steps: int) -> Point:
-    """The point on the grids that a setting for one length becomes at another.
-
-    lr · decay · steps stays the same.
-    """
-    start = choose_start(setting.arm, new_steps)
-    values = {name: getattr(setting, name, 0.0) for name in start}
-    if setting.arm == RECIPE:
-        values["forgetting"] = setting.decay * setting.lr * steps
-        grids = recipe_space.GRIDS
-    else:
+def find_point(setting: Setting, steps: int) -> Point:
+    """The point on the grids of a setting for so many steps; it means the same at any length."""
+    values = {name: getattr(setting, name, 0.0) for name in choose_start(setting.arm)}
+    values["forgetting"] = setting.decay * setting.lr * steps
+    grids = recipe_space.GRIDS if setting.arm == RECIPE else GRIDS
+    if setting.arm != RECIPE:
         values |= {role: values[role] * setting.lr for role in ("embedding", "output")}
-        values["decay"] *= steps / new_steps
-        grids = GRIDS
     return {name: _find_nearest(grids[name], value) for name, value in values.items()}
 
 

@@ -17,7 +17,7 @@ from benchmarks.language.contest_summary import (
     format_contest,
 )
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import RECIPE, choose_start, make_setting
+from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
 from neumann.lab.studies.statistics import Difference
 from tests.support.language_scores import invent
 
@@ -206,14 +206,13 @@ def test_nothing_is_tested_before_everything_is_tuned(tmp_path):
 
 
 def test_starts_suit_the_length_of_a_run():
-    assert [choose_start("adamw", steps)["decay"] for steps in (50, 200, 400, 800)] == [
-        0.8,
-        0.2,
-        0.1,
-        0.05,
-    ]
+    for steps in (50, 200, 800):  # lr · decay · steps is the same
+        muon = make_setting("muon by norm", choose_start("muon by norm"), steps)
+        assert muon.lr * muon.decay * steps == pytest.approx(2.5)
+        point = find_point(muon, steps)
+        assert point == pytest.approx(choose_start("muon by norm"))
     for steps in (50, 800):
-        setting = make_setting(RECIPE, choose_start(RECIPE, steps), steps)
+        setting = make_setting(RECIPE, choose_start(RECIPE), steps)
         usual = recipe_untuned.make_ours(steps)
         assert setting == replace(usual, lr=setting.lr, decay=pytest.approx(usual.decay))
 

@@ -302,7 +302,7 @@ def test_leads_that_were_ahead_are_confirmed_with_fresh_seeds(leads):
     choices = {choice.name: choice for choice in leads.find_choices()}
     assert set(choices) == set(VARIANTS)
     assert choices["whitening"].strength == 0.3
-    assert [name for name, choice in choices.items() if choice.ahead] == ["whitening", "cooling"]
+    assert [choice.name for choice in leads.find_finalists()] == ["whitening", "cooling"]
     assert "to be confirmed" in format_leads(leads)
     leads.run("confirm")
     confirmed = [key for key in leads.ledger.runs if key.stage == "confirm"]
@@ -314,7 +314,8 @@ def test_leads_that_were_ahead_are_confirmed_with_fresh_seeds(leads):
     lines = {line.split("|")[1].strip(): line for line in format_leads(leads).splitlines()}
     assert "holds up" in lines["whitening"]
     assert "not confirmed" in lines["cooling"]
-    assert "not ahead" in lines["fixed norm"]
+    assert "not chosen" in lines["fixed norm"]
+    assert "control" in lines["control: decay"].split("|")[-2]
     assert "+0.0" in lines["whitening"]
 
 
@@ -354,7 +355,19 @@ def test_a_lead_that_diverges_once_loses(tmp_path):
 
     leads = Leads(RECIPE, ledger, Runner(ledger, diverge))
     leads.run("select")
-    assert "whitening" not in [choice.name for choice in leads.find_choices() if choice.ahead]
+    assert "whitening" not in [choice.name for choice in leads.find_finalists()]
+
+
+def test_a_lead_must_gain_more_than_the_controls(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+
+    def favor(key):
+        gain = 0.05 * (key.setting.lead == "control: decay")
+        return {"loss": invent(key)["loss"] - gain}
+
+    leads = Leads(RECIPE, ledger, Runner(ledger, favor))
+    leads.run("select")
+    assert leads.find_finalists() == []
 
 
 def test_the_time_may_run_out(tmp_path):
