@@ -38,7 +38,7 @@ from benchmarks.language.language_variants import (
     list_variants,
     make_variant,
 )
-from benchmarks.language.search_space import search_setting
+from benchmarks.language.search_space import choose_start, search_setting
 from neumann.lab.studies.statistics import (
     Difference,
     correct_by_holm,
@@ -151,6 +151,8 @@ class Leads:
                 self.arm,
                 lambda setting: _make_key("search", SELECT_STEPS, setting, 0),
                 limit=SEARCH_RUNS,
+                start=choose_start(self.arm),
+                steps=SELECT_STEPS,
             )
         base = self.find_base(SELECT_STEPS)
         settings = [base]

@@ -168,6 +168,9 @@ def test_the_recipe_untuned_against_tuned_peers(tmp_path, capsys):
     recipe_untuned.train_all(Runner(ledger, lose))
     tuned = [key for key in ledger.runs if key.stage == "recipe" and key.setting.arm == "adamw"]
     assert len(tuned) == 2 * recipe_untuned.RUNS
+    muon = [key for key in ledger.runs if key.stage == "recipe" and "muon" in key.setting.arm]
+    assert 2 * recipe_untuned.RUNS < len(muon) <= 4 * recipe_untuned.RUNS
+    assert 0.9 in {key.setting.before for key in muon}
     assert not [key for key in ledger.runs if key.stage == "recipe" and key.setting.arm == "recipe"]
     recipe_untuned.print_table(ledger)
     lines = capsys.readouterr().out.splitlines()
