@@ -7,11 +7,12 @@
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. Muon's began with far too much decay and hardly got to its momentum, so it gets a
-second one of 12 runs, in which the learning rate moves without lr · decay. The recipe gets none: learning rate, decay and momenta are its defaults. Then all
-three train with ten fresh seeds and are scored on the test set. Muon's steps are scaled by the
-shape of a matrix as ours are, which suits it better than torch's scaling (1.93 against 2.01 nats
-in 200 steps of 131,072 tokens). Runs are lines of results/language/recipe.jsonl and are not
-repeated; other data (--data) need another file (--results).
+second one of 12 runs, in which the learning rate moves without lr · decay. The recipe gets none:
+learning rate, decay and momenta are its defaults. Then all three train with ten fresh seeds and are
+scored on the test set. Muon's steps are scaled by the shape of a matrix as ours are, which suits it
+better than torch's scaling (1.93 against 2.01 nats in 200 steps of 131,072 tokens). Runs are lines
+of results/language/recipe.jsonl and are not repeated; other data (--data) need another file
+(--results).
 """
 
 import itertools
