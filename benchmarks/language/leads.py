@@ -83,11 +83,7 @@ class Leads:
         only: Container[str] | None = None,
     ) -> None:
         self.arm, self.ledger, self._runner = arm, ledger, runner
-        self._variants = {
-            name: variant
-            for name, variant in list_variants(arm).items()
-            if only is None or name in only
-        }
+        self._only = only  # the leads to train; all that were trained before count
 
     def run(self, stage: str) -> None:
         """Train what a stage lacks; MissingRunError if the time is up."""
@@ -114,7 +110,7 @@ class Leads:
     def find_choices(self) -> list[Choice]:
         """The best strength of each lead that has been tried, the leads by what they gain."""
         choices = []
-        for name, variant in self._variants.items():
+        for name, variant in list_variants(self.arm).items():
             tried = [
                 Choice(name, strength, difference)
                 for strength in variant.strengths
@@ -156,8 +152,9 @@ class Leads:
             )
         base = self.find_base(SELECT_STEPS)
         settings = [base]
-        for name, variant in self._variants.items():
-            settings += [make_variant(base, name, strength) for strength in variant.strengths]
+        for name, variant in list_variants(self.arm).items():
+            if self._only is None or name in self._only:
+                settings += [make_variant(base, name, strength) for strength in variant.strengths]
         for seed in SELECT_SEEDS:
             for setting in settings:
                 yield _make_key("select", SELECT_STEPS, setting, seed)
@@ -226,8 +223,8 @@ def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=(*STAGES, "table"))
     parser.add_argument("--arm", choices=ARMS, default="recipe", help="whose variants to train")
-    parser.add_argument("--leads", nargs="+", choices=VARIANTS, metavar="NAME",
-                        help="train these alone")  # fmt: skip
+    leads = parser.add_argument("--leads", nargs="+", choices=VARIANTS, help="train these alone")
+    leads.metavar = "NAME"
     arguments = parse_shared(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage != "table":

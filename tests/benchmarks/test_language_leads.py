@@ -219,6 +219,9 @@ def test_some_leads_alone_can_be_trained(tmp_path):
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
     Leads(RECIPE, ledger, Runner(ledger, invent), only=["even rows"]).run("select")
     assert {key.setting.lead for key in ledger.runs} == {"", "even rows"}
+    leads = Leads(RECIPE, ledger, Runner(ledger, invent), only=["whitening"])
+    leads.run("select")
+    assert {choice.name for choice in leads.find_choices()} == {"even rows", "whitening"}
 
 
 def test_even_rows_have_the_same_size():

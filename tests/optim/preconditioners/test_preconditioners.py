@@ -55,7 +55,7 @@ def test_two_momenta_in_a_training_run():
     plain, _ = trained(foreach=False, precondition=Spectral(before=Momentum(0.8)))
     assert not torch.allclose(weights(plain), weights(reference))
     model, optimizer = trained(3, precondition=p)
-    copied, resumed = copy.deepcopy(model), None
+    copied = copy.deepcopy(model)
     resumed = Neumann(copied.parameters(), lr=0.01, precondition=p)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for each, own in ((model, optimizer), (copied, resumed)):
