@@ -215,7 +215,9 @@ def test_refused(value, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["diagonal", "spectral"])
+@pytest.mark.parametrize(
+    "name", ["diagonal", "spectral", Spectral(before=TwoMomenta(), even_rows=True)], ids=str
+)
 def test_a_compiled_step(name):
     model = network()
     optimizer = Neumann(model.named_parameters(), lr=0.01, precondition=name, **CLOCK)
