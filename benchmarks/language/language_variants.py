@@ -317,6 +317,14 @@ def _put_rows_together(model: nn.Module, setting: Setting, steps: int) -> Wrappe
     return CautiousDecay(inner, setting, steps)
 
 
+def _put_cheap_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown."""
+    slow = partial(_make_late_momentum, slow=SLOW)
+    inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow)
+    cautious = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
+    return Cooldown(cautious, setting, steps)
+
+
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
     def change(p: Any) -> Preconditioner:
         parts = {name: getattr(p, name) for name in p.__dataclass_fields__}
@@ -361,6 +369,7 @@ VARIANTS: dict[str, Variant] = {
         partial(_change_before, make=_make_slow_whitened), (0.15, 0.3)
     ),
     "whitening, slow, cautious": Variant(_put_together, (1.0, 1.4)),
+    "power cooldown, slow, cautious": Variant(_put_cheap_together, (0.7, 0.85)),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon

@@ -160,8 +160,7 @@ class Leads:
                 yield _make_key("select", SELECT_STEPS, setting, seed)
 
     def _list_confirmation(self) -> Iterator[RunKey]:
-        for key in self._list_selection():  # a lead must not win because others are missing
-            self._runner.finish(key)
+        self.run("select")  # a lead must not win because others are missing
         chosen = self.find_finalists()
         for steps in CONFIRM_STEPS if chosen else ():
             base = self.find_base(steps)
