@@ -57,9 +57,6 @@ VARIANTS = {
     "momentum 0.6, output by class": Variant("before=0.6", by_class=True),
     "momentum 0.6, output by class × 2": Variant("before=0.6,output=2", by_class=True),
     "momentum 0.6, vectors / 3": Variant("before=0.6,vector=0.3333"),
-    "momentum 0.6, even rows": Variant("before=0.6,even_rows=true"),
-    "momentum 0.6, slow sum": Variant("before=0.6,slow=0.15"),
-    "momentum 0.6, even rows, slow sum": Variant("before=0.6,even_rows=true,slow=0.15"),
     "momentum 0.4": Variant("before=0.4"),
     "momentum 0.4, output by class": Variant("before=0.4", by_class=True),
 }

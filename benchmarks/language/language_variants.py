@@ -24,11 +24,12 @@ from benchmarks.language.lead_preconditioners import (
     EvenRows,
     LateMomentum,
     ScaledRows,
+    SlowSum,
     Whitened,
 )
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.modes import compute_evaluation
-from neumann.optim.preconditioners import Momentum, Preconditioner, TwoMomenta
+from neumann.optim.preconditioners import Momentum, Preconditioner
 from neumann.optim.preconditioners.memory import stages_of
 
 RECIPE, MUON = "recipe", "muon by norm"
@@ -276,9 +277,7 @@ def _make_late_momentum(setting: Setting, steps: int, slow: float) -> Preconditi
 
 
 def _make_slow_sum(setting: Setting, steps: int) -> Preconditioner:
-    if setting.strength == 0:
-        return Momentum(setting.before)
-    return TwoMomenta(setting.before, SLOW, weight=setting.strength)
+    return SlowSum(setting.before, SLOW, setting.strength)
 
 
 def _make_scaled_rows(setting: Setting, steps: int) -> Preconditioner:
@@ -294,7 +293,7 @@ def _make_whitened(setting: Setting, steps: int, sides: str = "both") -> Precond
 
 
 def _make_slow_left(setting: Setting, steps: int) -> Preconditioner:
-    slow = TwoMomenta(setting.before, SLOW, SLOW_WEIGHT)
+    slow = SlowSum(setting.before, SLOW, SLOW_WEIGHT)
     return Whitened(setting.strength, slow, "left")
 
 

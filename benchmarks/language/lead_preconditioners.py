@@ -53,11 +53,38 @@ class LateMomentum:
 
 
 @dataclass(frozen=True)
+class SlowSum:
+    """g + fast·b + weight·s, with sums b ← fast·b + g and s ← slow·s + g of past gradients.
+
+    Nesterov momentum and a slow sum beside it. The slow one counts for little in the first steps,
+    so there is nothing to start or to correct.
+    """
+
+    fast: float
+    slow: float
+    weight: float
+
+    name = "slow sum"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return True
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        fast = Momentum(self.fast).create(parameter)
+        return {**fast, "slow": torch.zeros_like(fast["past"])}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        found = Momentum(self.fast).apply(gradients, states)
+        for direction, gradient, state in zip(found, gradients, states, strict=True):
+            direction.add_(state["slow"].mul_(self.slow).add_(gradient), alpha=self.weight)
+        return found
+
+
+@dataclass(frozen=True)
 class ScaledRows:
     """Each row, one for each output, divided by its norm to a power.
 
-    With a power of 1 the polar step that follows sees what `Spectral(even_rows=True)` does. This is
-    the diagonal of the whitening with MMᵀ, and costs next to nothing.
+    This is the diagonal of the whitening with MMᵀ, and costs next to nothing.
     """
 
     power: float

@@ -14,7 +14,6 @@ from neumann.lab.optimizers.arm_recipes import RECIPES
 from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.inner_loops import InnerLoop
-from neumann.optim.preconditioners import Momentum, TwoMomenta
 from neumann.optim.recipe import LR
 
 
@@ -225,21 +224,10 @@ def test_options_of_roles():
         ("neumann-spectral:output=0", "output must be a finite number above 0, got 0"),
         ("neumann-spectral:output=true", "output must be a finite number above 0, got True"),
         ("neumann-spectral:before=2", r"before must be in \[0, 1\), got 2"),
-        ("neumann-spectral:slow=-1", "slow must be a number of at least 0, got -1"),
-        ("neumann-spectral:even_rows=2", "even_rows must be True or False, got 2"),
         ("sgd:output=2", "unknown sgd option 'output'"),
     ):
         with pytest.raises(UsageError, match=message):
             build_optimizer(Arm.parse(text), model(), steps_per_epoch=2)
-
-
-def test_options_of_hidden_matrices():
-    arm = Arm.parse("neumann-spectral:before=0.3,slow=0.2,even_rows=true")
-    for group in build_optimizer(arm, model(), steps_per_epoch=2).param_groups:
-        p = group["precondition"]
-        hidden = group["role"] == "hidden"
-        assert p.before == (TwoMomenta(0.3, weight=0.2) if hidden else Momentum(0.3))
-        assert getattr(p, "even_rows", False) == hidden
 
 
 @pytest.mark.parametrize(

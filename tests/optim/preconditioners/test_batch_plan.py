@@ -1,7 +1,6 @@
 """The plan of a step: the bits of the same step without a plan, from fewer operations."""
 
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
@@ -75,28 +74,6 @@ def test_a_plan_gives_the_bits_and_the_layout_of_a_step_without_one(name, launch
         assert ours.shape == gradient.shape
         assert ours.stride() == gradient.stride()
         assert torch.equal(gradient, old)
-
-
-@pytest.mark.parametrize("launching", [0.0, 1e9])
-@pytest.mark.parametrize("name", [*LISTS, *UNPLANNED])
-def test_even_rows_are_those_of_the_layer_in_every_layout(name, launching, monkeypatch):
-    """Planned or not, dividing the rows by their norms beforehand gives the same directions."""
-    monkeypatch.setattr(orthogonalization, "launch_cost", lambda matrix: launching)
-    view, gradients = {**LISTS, **UNPLANNED}[name]
-    p = Spectral(view=view, before=None, scaling="norm", even_rows=True)
-    before = [gradient.clone() for gradient in gradients]
-    found = [p.apply(gradients, [{} for _ in gradients])]
-    monkeypatch.setattr(spectral, "orthogonalize_planned", lambda *given: None)
-    found.append(p.apply(gradients, [{} for _ in gradients]))
-    scaled = []
-    for gradient in gradients:
-        parts = [batch / batch.flatten(2).norm(dim=2)[(..., *[None] * (batch.ndim - 2))]
-                 for batch in view.split(gradient)]  # fmt: skip
-        scaled.append(view.join(parts, gradient))
-    expected = replace(p, even_rows=False).apply(scaled, [{} for _ in scaled])
-    for directions in found:
-        torch.testing.assert_close(directions, expected, rtol=1e-4, atol=1e-5)
-    assert all(map(torch.equal, gradients, before))
 
 
 @pytest.mark.parametrize("name", UNPLANNED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, TwoMomenta
+from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
 from tests.support.preconditioned import CLOCK, FORMS, Signs, network, trained, weights
 
 
@@ -75,11 +75,6 @@ def test_options_of_preconditioners(bad):
         for kind in (Diagonal, Momentum):
             with pytest.raises(ValueError, match=rf"decay must be in \[0, 1\), got {bad!r}"):
                 kind(decay=bad)
-        for name in ("fast", "slow"):
-            with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\), got {bad!r}"):
-                TwoMomenta(**{name: bad})
-    with pytest.raises(ValueError, match="weight must be a finite number above 0"):
-        TwoMomenta(weight=bad)
 
 
 def refused(precondition, message):

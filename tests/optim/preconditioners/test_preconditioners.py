@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral, TwoMomenta
+from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
 from tests.support.preconditioned import (
     CLOCK,
     FORMS,
@@ -35,33 +35,6 @@ def test_momentum_is_nesterovs():
     found = [momentum.apply([k * g], states)[0] for k in (1, 0, 4)]
     for direction, factor in zip(found, (1.5, 0.25, 6.125), strict=True):  # b = 1, 0.5, 4.25 g
         torch.testing.assert_close(direction, factor * g)
-
-
-def test_two_momenta_add_a_slow_sum():
-    p, g = TwoMomenta(fast=0.8, slow=0.5, weight=0.25), torch.tensor([1.0, -2.0])
-    states = [p.create(g)]
-    found = [p.apply([k * g], states)[0] for k in (1, 0, 2)]
-    # b = 1, 0.8, 2.64 g and s = 1, 0.5, 2.25 g
-    for direction, factor in zip(found, (2.05, 0.765, 4.6745), strict=True):
-        torch.testing.assert_close(direction, factor * g)
-
-
-def test_two_momenta_in_a_training_run():
-    """All forms agree, and a resumed run has the same bits."""
-    p = Spectral(before=TwoMomenta(), even_rows=True)
-    reference, _ = trained(foreach=False, precondition=p)
-    for form in FORMS:
-        torch.testing.assert_close(weights(trained(precondition=p, **form)[0]), weights(reference))
-    plain, _ = trained(foreach=False, precondition=Spectral(before=Momentum(0.8)))
-    assert not torch.allclose(weights(plain), weights(reference))
-    model, optimizer = trained(3, precondition=p)
-    copied = copy.deepcopy(model)
-    resumed = Neumann(copied.parameters(), lr=0.01, precondition=p)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for each, own in ((model, optimizer), (copied, resumed)):
-        gradients(each, 3)
-        own.step()
-    assert torch.equal(weights(model), weights(copied))
 
 
 def test_a_preconditioner_sees_what_the_one_before_it_gives():
@@ -215,9 +188,7 @@ def test_refused(value, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["diagonal", "spectral", Spectral(before=TwoMomenta(), even_rows=True)], ids=str
-)
+@pytest.mark.parametrize("name", ["diagonal", "spectral"])
 def test_a_compiled_step(name):
     model = network()
     optimizer = Neumann(model.named_parameters(), lr=0.01, precondition=name, **CLOCK)

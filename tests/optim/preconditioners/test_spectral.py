@@ -154,19 +154,6 @@ def test_matrices_are_padded_only_where_that_is_cheap(monkeypatch):
     assert sizes([(4, 128_256)] + [(4, 4096)] * 224) == [1, 224]  # too many zeros
 
 
-def test_even_rows_do_not_depend_on_the_size_of_a_row():
-    torch.manual_seed(0)
-    m = torch.randn(6, 20)
-    uneven = m * torch.tensor([1e-20, 1e-3, 1.0, 1.0, 1e3, 1e20])[:, None]
-    p = Spectral(before=None, even_rows=True)
-    (plain,), (found,) = p.apply([m], [{}]), p.apply([uneven], [{}])
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
-    m[2] = 0
-    (found,) = p.apply([m], [{}])
-    assert not found[2].any()
-    assert found.isfinite().all()
-
-
 def test_default_options():
     assert Spectral() == Spectral(0.2, Diagonal(0.99, 1e-8, 0.2), Momentum(0.6))
 
@@ -180,7 +167,6 @@ def test_default_options():
         {"before": "momentum"},
         {"before": Momentum},
         {"vectors": None},
-        {"even_rows": 1},
     ],
 )
 def test_refused_options(options):

@@ -37,7 +37,6 @@ class Piece:
     stride: Ints  # of the batch (count, rows, columns) in the tensor
     offset: int
     scale: float  # of their directions
-    tall: bool  # whether the rows of the wide matrices are the columns of the layer's
     first: int = 0  # position in the batch of the first tensor's
 
     @property
@@ -71,11 +70,7 @@ class Plan:
 
 
 def orthogonalize_planned(
-    gradients: Sequence[Tensor],
-    view: MatrixView,
-    scale: float,
-    scaling: str,
-    even_rows: bool = False,
+    gradients: Sequence[Tensor], view: MatrixView, scale: float, scaling: str
 ) -> list[Tensor] | None:
     """The scaled UVᵀ of the matrices in each gradient, in its shape and strides.
 
@@ -84,7 +79,6 @@ def orthogonalize_planned(
         view: `WHOLE`, or where the matrices are.
         scale: see `measure_scale`.
         scaling: see `measure_scale`.
-        even_rows: whether each row of a layer's matrix is divided by its norm first.
 
     Returns:
         One direction for each gradient; None if there is no plan for these layouts.
@@ -100,7 +94,7 @@ def orthogonalize_planned(
         tuple([gradient.shape for gradient in gradients]),
         tuple([gradient.stride() for gradient in gradients]),
     )
-    return None if plan is None else _carry_out(plan, gradients, even_rows)
+    return None if plan is None else _carry_out(plan, gradients)
 
 
 def measure_scale(scale: float, scaling: str, shape: torch.Size) -> float:
@@ -190,7 +184,6 @@ def _find_pieces(
             stride=batch.stride(),
             offset=int(batch.storage_offset()),
             scale=measure_scale(scale, scaling, layer),
-            tall=layer[0] > layer[1:].numel(),
         )
         for batch, layer in zip(wide, layers, strict=True)
     ]
@@ -224,15 +217,13 @@ def _is_dense(shape: Ints, stride: Ints) -> bool:
 # ------------------------------------------------------------------ a step
 
 
-def _carry_out(plan: Plan, gradients: Sequence[Tensor], even_rows: bool) -> list[Tensor]:
+def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     buffers: dict[int, Tensor] = {}  # by layout: the directions of its tensors, one after the other
     scaled: list[Tensor] = []
     scales: list[float] = []
     for batch in plan.batches:
         stack = _gather(batch, plan, gradients)
         dtype = stack.dtype
-        if even_rows:
-            _make_rows_even(batch, plan, stack)
         x = orthogonalization.normalize(stack, overwrite=True)
         del stack  # its memory is free during the iteration
         result = orthogonalization.iterate(x).to(dtype)
@@ -267,15 +258,6 @@ def _gather(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
         torch.cat(alike, out=stack[first:end, :rows, :columns])
         first = end
     return stack
-
-
-def _make_rows_even(batch: Batch, plan: Plan, stack: Tensor) -> None:
-    """Divide the rows of the layers' matrices by their norms, in a batch of wide ones."""
-    first = 0
-    for tall, pieces in itertools.groupby(batch.pieces, lambda piece: piece.tall):
-        count = sum(len(plan.layouts[piece.layout].indices) * piece.count for piece in pieces)
-        orthogonalization.make_even_(stack[first : first + count], dim=1 if tall else 2)
-        first += count
 
 
 def _scatter(

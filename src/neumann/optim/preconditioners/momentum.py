@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners.protocol import States, require_decay
-from neumann.validation import require_positive
 
 
 @dataclass(frozen=True)
@@ -39,41 +38,3 @@ class Momentum:
         torch._foreach_mul_(past, self.decay)
         torch._foreach_add_(past, g)
         return list(torch._foreach_add(g, past, alpha=self.decay))
-
-
-@dataclass(frozen=True)
-class TwoMomenta:
-    """g + fast·b + weight·s, with sums b ← fast·b + g and s ← slow·s + g of past gradients.
-
-    Nesterov momentum with a slow sum beside it, which finds directions that many noisy gradients
-    share. In the first steps it counts for little, so it needs neither a start nor a correction.
-    """
-
-    fast: float = 0.8
-    slow: float = 0.98
-    weight: float = 0.15  # of the slow sum
-
-    name = "two momenta"
-    # A step changes s by a fiftieth, which is too near to the 8 bits of bfloat16.
-    narrow = Momentum.narrow
-
-    def __post_init__(self) -> None:
-        require_decay(self.fast, "fast")
-        require_decay(self.slow, "slow")
-        require_positive("weight", self.weight)
-
-    def elementwise(self, parameter: Tensor) -> bool:
-        return True
-
-    def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        """b = s = 0, in float32 at least; the optimizer may narrow b."""
-        state = Momentum(self.fast).create(parameter)
-        return {**state, "slow_past": torch.zeros_like(state["past"])}
-
-    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        directions = Momentum(self.fast).apply(gradients, states)
-        slow = [state["slow_past"] for state in states]
-        torch._foreach_mul_(slow, self.slow)
-        torch._foreach_add_(slow, list(gradients))
-        torch._foreach_add_(directions, slow, alpha=self.weight)
-        return directions

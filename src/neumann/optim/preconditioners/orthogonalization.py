@@ -52,14 +52,6 @@ def normalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
     return narrow
 
 
-def make_even_(matrices: Tensor, dim: int) -> Tensor:
-    """Divide each vector along a dimension by its norm, in place; zero stays zero."""
-    largest = torch.linalg.vector_norm(matrices, math.inf, dim, keepdim=True)
-    matrices /= largest.clamp(min=torch.finfo(matrices.dtype).tiny)
-    matrices /= torch.linalg.vector_norm(matrices, dim=dim, keepdim=True).clamp(min=1)
-    return matrices
-
-
 def iterate(x: Tensor) -> Tensor:
     """The Newton–Schulz iteration of a batch whose matrices have a norm of at most 1."""
     a, b, c = COEFFICIENTS

@@ -66,6 +66,6 @@ def describe_missing(given: Any) -> str:
     return f", which has no {', '.join(missing)}" if missing else ""
 
 
-def require_decay(decay: Any, name: str = "decay") -> None:
+def require_decay(decay: Any) -> None:
     """Raise a ValueError unless this can be the decay of a moving mean."""
-    require(is_number(decay) and 0 <= decay < 1, name, decay, "in [0, 1)")
+    require(is_number(decay) and 0 <= decay < 1, "decay", decay, "in [0, 1)")

@@ -12,9 +12,6 @@ every singular value is 1. Two scalings are in use:
 With "norm", n of a convolution is not its in·kh·kw but in·√(kh·kw): neighboring pixels are alike,
 and the layer can take the larger steps (docs/tuning.md has the measurement).
 
-With `even_rows`, each row of G, one for each output of the layer, is divided by its norm before the
-orthogonalization: UVᵀ is then that of G without what makes some outputs count more than others.
-
 Biases and normalization parameters get the diagonal preconditioner, scaled to the same root mean
 square, so that one learning rate suits all tensors. So do matrices of one row or column with "rms".
 """
@@ -33,7 +30,6 @@ from neumann.optim.preconditioners.momentum import Momentum
 from neumann.optim.preconditioners.orthogonalization import (
     OPERATIONS,
     is_matrix,
-    make_even_,
     orthogonalize_batches,
     orthogonalize_many,
 )
@@ -56,7 +52,6 @@ class Spectral:
     before: Preconditioner | None = field(default_factory=Momentum)  # applied first
     view: MatrixView = WHOLE  # where the matrices of a parameter are
     scaling: Scaling = "rms"  # what `scale` is: "rms" of the elements, or "norm" by shape
-    even_rows: bool = False  # divide each row of a matrix by its norm first
 
     name = "spectral"
 
@@ -64,7 +59,6 @@ class Spectral:
         require_positive("scale", self.scale)
         known = self.scaling in get_args(Scaling)
         require(known, "scaling", self.scaling, " or ".join(map(repr, get_args(Scaling))))
-        require(isinstance(self.even_rows, bool), "even_rows", self.even_rows, "True or False")
         for option, given in (("vectors", self.vectors), ("before", self.before)):
             if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
@@ -73,7 +67,6 @@ class Spectral:
         """A checkpoint names P by this; the view is left out where there is none, as in 0.1."""
         more = "" if self.view == WHOLE else f", view={self.view!r}"
         more += "" if self.scaling == "rms" else f", scaling={self.scaling!r}"
-        more += ", even_rows=True" if self.even_rows else ""
         return f"Spectral(scale={self.scale}, vectors={self.vectors}, before={self.before}{more})"
 
     def elementwise(self, parameter: Tensor) -> bool:
@@ -117,15 +110,12 @@ class Spectral:
     def _orthogonalize(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The scaled UVᵀ of the matrices in each gradient."""
         if not torch.compiler.is_compiling():
-            planned = orthogonalize_planned(
-                gradients, self.view, self.scale, self.scaling, self.even_rows
-            )
+            planned = orthogonalize_planned(gradients, self.view, self.scale, self.scaling)
             if planned is not None:
                 return planned
         if self.view != WHOLE:
             return self._orthogonalize_view(gradients)
-        given = [self._make_rows_even(g) for g in gradients]
-        found = orthogonalize_many(dict(enumerate(given)))
+        found = orthogonalize_many(dict(enumerate(gradients)))
         if found:
             scales = [self._size(g.shape) for g in gradients]
             torch._foreach_mul_([found[i] for i in range(len(gradients))], scales)
@@ -139,10 +129,7 @@ class Spectral:
 
     def _orthogonalize_view(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Orthogonalize each matrix that the view finds, and put them back together."""
-        split = [
-            [self._make_rows_even(batch, first=2) for batch in self.view.split(gradient)]
-            for gradient in gradients
-        ]
+        split = [self.view.split(gradient) for gradient in gradients]
         batches = dict(enumerate(batch for parts in split for batch in parts))
         tall = {i for i, b in batches.items() if b.shape[1] > b[0, 0].numel()}
         wide = {
@@ -161,13 +148,6 @@ class Spectral:
                 position += 1
             directions.append(torch.empty_like(gradient).copy_(self.view.join(results, gradient)))
         return directions
-
-    def _make_rows_even(self, matrix: Tensor, first: int = 1) -> Tensor:
-        """The matrix, whose columns are in the dimensions from `first` on, with rows of norm 1."""
-        if not self.even_rows:
-            return matrix
-        even = make_even_(matrix.flatten(first).clone(), first)
-        return torch.empty_like(matrix).copy_(even.reshape(matrix.shape))
 
     def _size(self, shape: torch.Size) -> float:
         return measure_scale(self.scale, self.scaling, shape)
