@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from neumann import Neumann, param_groups
 from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.optimizers.role_rates import collect_roles, group_by_rate
-from neumann.optim.groups import DEFAULTS, RoleOptions
+from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
 from neumann.optim.schedules import lr_factor
 
@@ -84,10 +84,12 @@ def build_recipe(
     model: nn.Module,
     setting: Setting,
     change_hidden: Callable[[Any], Preconditioner] = lambda p: p,
+    change_groups: Callable[[ParamGroups], None] = lambda groups: None,
 ) -> Neumann:
     """The groups of `neumann.param_groups`, with the scales of the setting.
 
-    `change_hidden` may put another P in place of that of the hidden matrices.
+    `change_hidden` may put another P in place of that of the hidden matrices, and `change_groups`
+    may change anything.
     """
     options = {}
     for role, usual in DEFAULTS.items():
@@ -101,6 +103,7 @@ def build_recipe(
         p = change_hidden(p) if role == "hidden" else p
         options[role] = replace(chosen, precondition=p, scale=scale)
     groups = param_groups(model, options=options, weight_decay=setting.decay)
+    change_groups(groups)
     dtype = getattr(torch, setting.state)
     return Neumann(groups, lr=setting.lr, momentum=setting.momentum, state_dtype=dtype)
 

@@ -30,6 +30,7 @@ from benchmarks.language.lead_preconditioners import (
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.modes import compute_evaluation
 from neumann.optim.preconditioners import Momentum, Preconditioner
+from neumann.optim.preconditioners.matrix_view import MatrixView
 from neumann.optim.preconditioners.memory import stages_of
 
 RECIPE, MUON = "recipe", "muon by norm"
@@ -37,6 +38,7 @@ WINDOW = (0.16, 0.77)  # of the run: where the weights are extrapolated
 SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 # Strengths of the leads that are tried together.
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
+SPLIT = ("query.weight", "key.weight")
 SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
 
 
@@ -202,6 +204,20 @@ class Cooldown(Wrapper):
                 group["lr"] *= correction
 
 
+class LateCooldown(Wrapper):
+    """After the ramp the learning rate stays at its peak; it falls in the last part of the run.
+
+    The strength is that part, as a share of what follows the ramp: 1 is the usual cooldown.
+    """
+
+    def prepare(self) -> None:
+        if self.done < max(1, round(RAMP * self.steps)):
+            return
+        usual = find_lr_factor(self.done, self.steps)
+        for group in self.param_groups:
+            group["lr"] *= min(1.0, usual / self.setting.strength) / usual
+
+
 class ChangedGradients(Wrapper):
     """Hidden matrices get directions of a preconditioner in place of their gradients.
 
@@ -253,6 +269,15 @@ def _decay_cautiously(model: nn.Module, setting: Setting, steps: int) -> Wrapper
 
 def _cool_down(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
     return Cooldown(build_arm(model, setting, steps), setting, steps)
+
+
+def _cool_down_late(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    return LateCooldown(build_arm(model, setting, steps), setting, steps)
+
+
+def _change_rate(model: nn.Module, setting: Setting, steps: int) -> Any:
+    faster = replace(setting, lr=setting.lr * setting.strength)
+    return build_arm(model, replace(faster, decay=setting.decay / setting.strength), steps)
 
 
 def _cool_down_rest(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
@@ -324,6 +349,28 @@ def _put_cheap_together(model: nn.Module, setting: Setting, steps: int) -> Wrapp
     return Cooldown(cautious, setting, steps)
 
 
+def _cool_down_cautiously(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    """Cautious decay and a power cooldown; the strength is that of the cooldown."""
+    inner = build_arm(model, setting, steps)
+    cautious = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
+    return Cooldown(cautious, setting, steps)
+
+
+def _split_heads(model: nn.Module, setting: Setting, steps: int) -> Any:
+    """Queries and keys are orthogonalized head by head; the strength multiplies their steps."""
+    heads = model.layers[0].heads  # type: ignore[index, union-attr]
+
+    def split(groups: list[dict[str, Any]]) -> None:
+        (whole,) = (group for group in groups if group["role"] == "hidden")
+        chosen = [pair for pair in whole["params"] if pair[0].endswith(SPLIT)]
+        whole["params"] = [pair for pair in whole["params"] if not pair[0].endswith(SPLIT)]
+        p = whole["precondition"]
+        p = replace(p, view=MatrixView(heads=heads), scale=p.scale * setting.strength)
+        groups.append({**whole, "params": chosen, "precondition": p})
+
+    return build_recipe(model, setting, change_groups=split)
+
+
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
     def change(p: Any) -> Preconditioner:
         parts = {name: getattr(p, name) for name in p.__dataclass_fields__}
@@ -369,12 +416,16 @@ VARIANTS: dict[str, Variant] = {
     ),
     "whitening, slow, cautious": Variant(_put_together, (1.0, 1.4)),
     "power cooldown, slow, cautious": Variant(_put_cheap_together, (0.7, 0.85)),
+    "power cooldown, cautious": Variant(_cool_down_cautiously, (0.5, 0.7)),
+    "late cooldown": Variant(_cool_down_late, (0.5, 0.7)),
+    "head by head": Variant(_split_heads, (1.0, 2.5), (RECIPE,)),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon
     "slower rest": Variant(_cool_down_rest, (0.5, 0.7)),
-    "power cooldown": Variant(_cool_down, (0.7, 1.5, 2.0)),
-    # Controls. A fixed norm must beat another rate, and cautious decay must beat less decay.
+    "power cooldown": Variant(_cool_down, (0.5, 0.7, 1.5, 2.0)),
+    # Controls. A fixed norm and another cooldown must beat another rate, cautious decay less decay.
+    "control: rate": Variant(_change_rate, (1.2, 1.4)),
     "control: hidden rate": Variant(_change_hidden_rate, (0.7, 1.4)),
     "control: decay": Variant(_change_decay, (0.4, 0.7)),
 }

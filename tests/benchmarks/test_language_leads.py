@@ -43,7 +43,13 @@ PAIRS = [
 ]
 STEPS = 8
 # Leads that have no strength at which they change nothing.
-CHANGED_ANYWAY = ("fixed norm", "cautious decay", *(name for name in VARIANTS if ", slow" in name))
+CHANGED_ANYWAY = (
+    "fixed norm",
+    "cautious decay",
+    "power cooldown, cautious",
+    "head by head",
+    *(name for name in VARIANTS if ", slow" in name),
+)
 
 
 def make_base(arm):
@@ -95,7 +101,7 @@ def test_every_variant_trains_and_differs_from_the_plain_arm(plain, arm, name):
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
 
 
-ONE = ("slower rest", "power cooldown", "control: hidden rate", "control: decay")
+ONE = ("slower rest", "power cooldown", "late cooldown", *(n for n in VARIANTS if "control" in n))
 NEUTRAL = {name: 1.0 if name in ONE else 0.0 for name in VARIANTS}
 
 
@@ -116,6 +122,31 @@ def test_without_strength_it_is_muon(plain, name):
     assert (weights - plain[MUON]).norm() < 0.01 * plain[MUON].norm()
     if not any(word in name for word in ("momentum", "whitening", "slow sum", "rows")):
         assert torch.equal(weights, plain[MUON])
+
+
+def test_a_late_cooldown_stays_at_the_peak_and_ends_as_usual():
+    base = make_variant(make_base(RECIPE), "late cooldown", 0.5)
+    optimizer = build_variant(ModernGPT(16, 8, Size(16, 1, 2)), base, 100)
+    rates = []
+    for step in range(100):
+        usual = find_lr_factor(step, 100)
+        for group in optimizer.param_groups:
+            group["lr"] = usual
+        optimizer.prepare()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.done += 1
+    assert rates[2:51] == pytest.approx([1.0] * 49)
+    assert rates[75] == pytest.approx(2 * find_lr_factor(75, 100))
+
+
+def test_head_by_head_splits_queries_and_keys():
+    setting = make_variant(make_base(RECIPE), "head by head", 2.5)
+    groups = build_variant(ModernGPT(16, 8, Size(16, 1, 2)), setting, STEPS).param_groups
+    whole, split = (group for group in groups if group["role"] == "hidden")
+    assert {name.split(".")[-2] for name in split["param_names"]} == {"query", "key"}
+    assert not any("query" in name or "key" in name for name in whole["param_names"])
+    assert split["precondition"].view.heads == 2
+    assert split["precondition"].scale == 2.5 * whole["precondition"].scale
 
 
 @pytest.mark.parametrize("arm", ARMS)
