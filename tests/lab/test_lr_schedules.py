@@ -48,6 +48,12 @@ def test_inverse_time_with_a_length():
     assert rates("inverse:5ep", ramp_steps=0)[50] == 0.5
 
 
+def test_a_power():
+    assert rates("power:0.5", ramp_steps=0)[750] == 0.5
+    assert rates("power:1") == rates("linear")
+    assert rates("power") == rates("power:0.7")
+
+
 def sgd():
     return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
@@ -91,6 +97,9 @@ def test_a_step_decay_needs_a_distance_of_its_drops():
         ("inverse:0.5,1ep", "it should be inverse:LENGTH"),
         ("step:17.7%", "the factor must be above 0 and at most 1, got '17.7%'"),
         ("step:0,1ep", "the factor must be above 0"),
+        ("power:0", "the exponent must be above 0, got '0'"),
+        ("power:inf", "the exponent must be above 0, got 'inf'"),
+        ("power:2,3", "it should be power:EXPONENT"),
         ("step:", "the factor must be above 0 and at most 1, got ''"),
         ("step:0.3,110%", "the length must be at most 100%"),
         ("step:0.3,0%", "the length must be above 0"),

@@ -103,6 +103,14 @@ def test_an_output_layer_alone():
     take_steps(model, optimizer, schedule, 3)
 
 
+def test_the_rate_may_fall_as_a_power():
+    model = make()
+    optimizer, schedule = neumann.large_batch(model, steps=40, ramp=0.0, power=0.5)
+    _, rates = take_steps(model, optimizer, schedule, 40)
+    assert rates[30] == pytest.approx(LR / 2)  # the root of a quarter
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
 def test_roles_options_and_options_of_the_optimizer_arrive():
     optimizer, schedule = neumann.large_batch(
         make(),
@@ -171,6 +179,8 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "weight_decay": None}, 'weight_decay must be "auto" or a finite number'),
         ({"steps": 10, "precondition": "diagonal"}, "each role has a preconditioner of its own"),
         ({"steps": 10, "ramp": 1.0}, "ramp must be a share of the steps, from 0 to below 1"),
+        ({"steps": 10, "power": 0}, "power must be a finite number above 0"),
+        ({"steps": 10, "power": None}, "power must be a finite number above 0"),
         ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),
         ({"steps": 10, "roles": {"head.*": "middle"}}, "must be one of 'hidden'"),
         ({"steps": 10, "roles": {"head.*": "output"}}, "cannot be output: it is no matrix"),

@@ -18,6 +18,7 @@ from neumann.optim.schedules import (
     InverseTime,
     LinearDecay,
     LinearScaling,
+    PowerDecay,
     StepDecay,
     lr_factor,
 )
@@ -34,6 +35,7 @@ BUILDS: dict[str, Build] = {
     "step": lambda o: StepDecay(o, steps_per_epoch=2, every_epochs=3, scale=8.0, ramp_steps=4),
     "inverse": lambda o: InverseTime(o, decay_steps=5.0, scale=8.0, ramp_steps=4),
     "linear": lambda o: LinearDecay(o, total_steps=20, ramp_steps=4),
+    "power": lambda o: PowerDecay(o, total_steps=20, power=0.5, ramp_steps=4),
     "cosine": lambda o: CosineDecay(o, total_steps=20, ramp_steps=4, ramp_from="base", scale=8.0),
 }
 
@@ -261,6 +263,8 @@ def test_the_formulas_of_the_named_schedules():
     middle = (RAMP + TOTAL) // 2
     assert at("constant", middle) == 1.0
     assert at("linear", middle) == 0.5
+    assert at("power", middle) == 0.5**0.7
+    assert at("power", TOTAL) == 0
     assert at("cosine", middle) == pytest.approx(0.5)
     assert at("cosine", RAMP + 325) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert at("linear", TOTAL) == 0
@@ -284,6 +288,7 @@ def test_an_unknown_schedule():
     [
         ("constant", lambda o, z: LinearScaling(o, batch_size=1, base_batch=1, **z)),
         ("linear", lambda o, z: LinearDecay(o, total_steps=TOTAL, **z)),
+        ("power", lambda o, z: PowerDecay(o, total_steps=TOTAL, **z)),
         ("cosine", lambda o, z: CosineDecay(o, total_steps=TOTAL, **z)),
         ("step", lambda o, z: StepDecay(o, steps_per_epoch=EPOCH, **z)),
         ("inverse", lambda o, z: InverseTime(o, decay_steps=EPOCH, **z)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from neumann.optim import Neumann, recipe
-from neumann.optim.schedules import LinearDecay
+from neumann.optim.schedules import LinearDecay, PowerDecay
 from neumann.validation import is_count, require
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["large_batch"]
 
 def large_batch(
     accelerator: "Accelerator", model: nn.Module, steps: int, **options: Any
-) -> tuple[Neumann, LinearDecay]:
+) -> tuple[Neumann, LinearDecay | PowerDecay]:
     """The optimizer and schedule of :func:`neumann.large_batch`, ready to be prepared::
 
         optimizer, schedule = large_batch(accelerator, model, steps=2_000)

@@ -1,6 +1,7 @@
 """The learning rate of a run, as `--sched` names it: the library's rules with their parameters.
 
     constant, linear, cosine
+    power:EXPONENT          (1 − share of the run)^EXPONENT; power is 0.7, and 1 is linear
     step:FACTOR,LENGTH      × FACTOR every LENGTH; step is the paper's × 0.3 every 40 epochs
     inverse:LENGTH          1/(1 + t/LENGTH); inverse halves the peak after one epoch
     rescaled                × 0.3 at 2/7, 4/7 and 6/7 of the steps after the ramp
@@ -20,7 +21,7 @@ from neumann.lab.lengths import Length
 from neumann.optim.schedules import SCHEDULE_NAMES, lr_factor
 
 SCHED = "--sched"
-_PARAMETERS = {"step": ("FACTOR", "LENGTH"), "inverse": ("LENGTH",)}
+_PARAMETERS = {"power": ("EXPONENT",), "step": ("FACTOR", "LENGTH"), "inverse": ("LENGTH",)}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Schedule:
     name: str
     factor: float | None = None
     length: Length | None = None
+    exponent: float | None = None
 
     @staticmethod
     def parse(text: str) -> "Schedule":
@@ -46,7 +48,8 @@ class Schedule:
         if "LENGTH" in given:
             length = Length.parse(f"{SCHED} {text}: the length", given["LENGTH"])
             require(length.number > 0, f"{SCHED} {text}: the length must be above 0")
-        return Schedule(name, factor, length)
+        exponent = _parse_exponent(text, given["EXPONENT"]) if "EXPONENT" in given else None
+        return Schedule(name, factor, length, exponent)
 
     def bind(
         self, total_steps: int, ramp_steps: int, steps_per_epoch: int
@@ -55,6 +58,8 @@ class Schedule:
         options: dict[str, Any] = {}
         if self.factor is not None:
             options["factor"] = self.factor
+        if self.exponent is not None:
+            options["power"] = self.exponent
         if self.length is not None:
             steps = self.length.measure(total_steps, steps_per_epoch)
             options["period_steps" if self.name == "step" else "decay_steps"] = steps
@@ -68,11 +73,23 @@ class Schedule:
         )
 
 
+def _parse_exponent(text: str, word: str) -> float:
+    exponent = _read_number(word)
+    if not 0 < exponent < math.inf:
+        raise UsageError(f"{SCHED} {text}: the exponent must be above 0, got {word!r}")
+    return exponent
+
+
 def _parse_factor(text: str, word: str) -> float:
-    try:
-        factor = float(word)
-    except ValueError:
-        factor = math.nan
+    factor = _read_number(word)
     if not 0 < factor <= 1:
         raise UsageError(f"{SCHED} {text}: the factor must be above 0 and at most 1, got {word!r}")
     return factor
+
+
+def _read_number(word: str) -> float:
+    """The number, or NaN."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan

@@ -9,8 +9,9 @@
         schedule.step()
 
 Every parameter gets the preconditioner, decay and scale of its role (`param_groups`). The learning
-rate rises over the first steps and then falls on a straight line to zero at the last one
-(`LinearDecay`). Both can be used without the other.
+rate rises over the first steps and then falls to zero at the last one: on a straight line
+(`LinearDecay`), or later and faster with a `power` below 1 (`PowerDecay`). Optimizer and schedule
+can be used without the other.
 
 How it can fail: with `steps` larger than the run, the rate never falls to zero, and most of the
 gain of the last steps is lost; with fewer, the learning rate is 0 in the steps after them.
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
 from neumann.optim.roles import find_roles, is_batch_normalized
-from neumann.optim.schedules import LinearDecay
+from neumann.optim.schedules import LinearDecay, PowerDecay
 from neumann.validation import is_count, is_number, require
 
 LR = 0.03
@@ -42,11 +43,12 @@ def large_batch(
     lr: float | Tensor = LR,
     weight_decay: float | Literal["auto"] = AUTO,
     ramp: float = RAMP,
+    power: float = 1.0,
     roles: Mapping[str, str] | None = None,
     options: Mapping[str, RoleOptions] | None = None,
     split_heads: bool = False,
     **neumann: Any,
-) -> tuple[Neumann, LinearDecay]:
+) -> tuple[Neumann, LinearDecay | PowerDecay]:
     """A ready optimizer and its schedule for training in few, large steps.
 
     Args:
@@ -56,6 +58,7 @@ def large_batch(
         weight_decay: decoupled, of hidden matrices and the output layer. "auto" follows from lr
             and steps, see `choose_weight_decay`.
         ramp: the share of the steps over which the rate rises.
+        power: the rate falls as (1 − t)^power, where t goes from 0 at the end of the ramp to 1.
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
@@ -70,6 +73,7 @@ def large_batch(
     refuse_precondition(neumann)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
+    require(is_number(power) and power > 0, "power", power, "a finite number above 0")
     if weight_decay == AUTO:
         weight_decay = choose_weight_decay(model, steps, lr, roles=roles)
     groups = param_groups(
@@ -77,7 +81,11 @@ def large_batch(
     )
     optimizer = Neumann(groups, lr, **neumann)
     ramp_steps = max(1, round(ramp * steps)) if ramp else 0
-    return optimizer, LinearDecay(optimizer, total_steps=int(steps), ramp_steps=ramp_steps)
+    total = int(steps)
+    if power == 1:
+        return optimizer, LinearDecay(optimizer, total_steps=total, ramp_steps=ramp_steps)
+    falling = PowerDecay(optimizer, total_steps=total, power=float(power), ramp_steps=ramp_steps)
+    return optimizer, falling
 
 
 def choose_weight_decay(

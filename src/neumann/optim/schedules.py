@@ -11,6 +11,7 @@ and after it η(t) = η·scale·f, where with n = t − R and s = n/(T − R), t
 
     LinearScaling    f = 1                              scale = batch_size / base_batch
     LinearDecay      f = 1 − s                          0 at the end
+    PowerDecay       f = (1 − s)^power                  0 at the end; below 1 it falls later
     CosineDecay      f = (1 + cos πs)/2                 0 at the end
     StepDecay        f = factor^⌊n / period⌋            the paper's section 4.1: 0.3, 40 epochs;
                                                         its Inception baselines: 0.94, 2 epochs
@@ -38,13 +39,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from neumann.validation import require_integer, require_positive
 
-__all__ = ["CosineDecay", "InverseTime", "LinearDecay", "LinearScaling", "StepDecay", "lr_factor"]
+__all__ = [
+    "CosineDecay",
+    "InverseTime",
+    "LinearDecay",
+    "LinearScaling",
+    "PowerDecay",
+    "StepDecay",
+    "lr_factor",
+]
 
 RampStart = Literal["base", "zero"]
-SCHEDULE_NAMES = ("constant", "linear", "cosine", "step", "rescaled", "inverse")
+SCHEDULE_NAMES = ("constant", "linear", "power", "cosine", "step", "rescaled", "inverse")
 
 STEP_FACTOR = 0.3
 STEP_EPOCHS = 40
+POWER = 0.7
 
 
 def lr_factor(
@@ -54,6 +64,7 @@ def lr_factor(
     total_steps: int,
     ramp_steps: int,
     steps_per_epoch: int,
+    power: float = POWER,
     factor: float = STEP_FACTOR,
     period_steps: float | None = None,
     decay_steps: float | None = None,
@@ -61,14 +72,15 @@ def lr_factor(
     """Return what the peak learning rate is multiplied by in a step. All ramps start at zero.
 
     Args:
-        schedule: `constant`, `linear`, `cosine`, `step` (× 0.3 every 40 epochs), `inverse` (half
-            the peak one epoch after the ramp), or `rescaled`, which is × 0.3 at 2/7, 4/7 and 6/7
-            of what follows the ramp. (The paper drops every 40 of its 210 to 258 epochs, which is
+        schedule: `constant`, `linear`, `power`, `cosine`, `step` (× 0.3 every 40 epochs),
+            `inverse` (half the peak one epoch after the ramp), or `rescaled`, which is × 0.3 at
+            2/7, 4/7 and 6/7 of what follows the ramp. (The paper drops every 40 of its 210 to 258 epochs, which is
             `step`, and about five times per run; `rescaled` is a shorter schedule of that kind.)
         step: the optimizer step, counted from 0.
         total_steps: of the run.
         ramp_steps: the first steps, in which the rate rises.
         steps_per_epoch: for the rules that are defined in epochs.
+        power: of `power`.
         factor: of each drop of `step`.
         period_steps: steps between the drops of `step`. None is 40 epochs.
         decay_steps: steps after which `inverse` has half the peak. None is an epoch.
@@ -85,6 +97,8 @@ def lr_factor(
     match schedule:
         case "linear":
             return 1.0 - share
+        case "power":
+            return float((1.0 - share) ** power)
         case "cosine":
             return _cosine(share)
         case "step":
@@ -241,6 +255,27 @@ class _FallingToZero(_RampedSchedule):
                 stacklevel=2,
             )
         return _share(steps, self.total_steps - self.ramp_steps)
+
+
+class PowerDecay(_FallingToZero):
+    """A learning rate that falls to 0 at `total_steps`, as a power of the share that is left.
+
+    Args:
+        optimizer: its learning rate is the peak, unless `scale` is given.
+        total_steps: optimizer steps of the whole run, the ramp included.
+        power: 1 is a straight line; below 1 the rate stays high for longer and then falls faster.
+        **options: `scale`, `ramp_steps`, `ramp_from` and `last_epoch`, as for `LinearDecay`.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, *, total_steps: int, power: float = POWER, **options: Any
+    ) -> None:
+        require_positive("power", power)
+        self.power = power
+        super().__init__(optimizer, total_steps=total_steps, **options)
+
+    def factor_after_ramp(self, steps: int) -> float:
+        return float((1.0 - self.share_after_ramp(steps)) ** self.power)
 
 
 class LinearDecay(_FallingToZero):
