@@ -74,8 +74,9 @@ def lr_factor(
     Args:
         schedule: `constant`, `linear`, `power`, `cosine`, `step` (× 0.3 every 40 epochs),
             `inverse` (half the peak one epoch after the ramp), or `rescaled`, which is × 0.3 at
-            2/7, 4/7 and 6/7 of what follows the ramp. (The paper drops every 40 of its 210 to 258 epochs, which is
-            `step`, and about five times per run; `rescaled` is a shorter schedule of that kind.)
+            2/7, 4/7 and 6/7 of what follows the ramp. (The paper drops every 40 of its 210 to 258
+            epochs, which is `step`, and about five times per run; `rescaled` is a shorter schedule
+            of that kind.)
         step: the optimizer step, counted from 0.
         total_steps: of the run.
         ramp_steps: the first steps, in which the rate rises.
