@@ -2,7 +2,8 @@
 
 `forgetting` is lr · decay · steps. `embedding`, `output` and `vector` are the scales of the roles
 (`RoleOptions`), `before` the momentum before P. `output_before` is that of the output layer alone;
-0 means that it has no momentum of its own. With `cooling` above 0, μ falls with the learning rate.
+0 means that it has no momentum of its own. The learning rate falls as (1 − t)^`power`, and with
+`cooling` above 0, μ falls with it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9),
     "output_before": (0.0, 0.8, 0.9, 0.95),
     "ramp": (0.03, 0.08, 0.16),
+    "power": (0.35, 0.5, 0.7, 1.0, 1.4),
     "cooling": (0.0, 0.5, 1.0),
 }
 START: Point = {

@@ -5,9 +5,11 @@ Settings are chosen on the validation set, before any run of the test stage.
 
 import itertools
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.common.coordinates import Point
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
@@ -30,8 +32,9 @@ OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
-RUNS = 20  # of a search, whatever its number of coordinates
-RUNS_OF_LONGER = 8  # of learning rate and decay alone, from the best setting at half the length
+POWER = 0.7  # of the cooldown, where searches start: it suits the recipe better than 1
+RUNS = 16  # of a search, whatever its number of coordinates
+RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
 
@@ -52,17 +55,21 @@ class LanguageContest:
         """
         if stage != "screen":
             self.run("screen" if stage == "tune" else "tune")
+        middle = MIDDLE, LENGTHS[MIDDLE]
         if stage == "screen":
-            for arm in (OURS, *MUON, *OTHERS):
-                self._search(arm, MIDDLE, LENGTHS[MIDDLE], ("lr",), None)
+            for arm in _shuffle((OURS, *MUON, *OTHERS)):
+                self._search(arm, middle, ("lr",), None)
         elif stage == "tune":
             finalists = OURS, self.find_muon(), self.find_other()
-            for (batch, steps), arm in itertools.product(LENGTHS.items(), finalists):
-                self._search(arm, batch, steps, ORDER, RUNS)
-            for arm in finalists:
-                best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
-                start = find_point(best, LENGTHS[MIDDLE])
-                self._search(arm, *LONGER, ("lr", "forgetting"), RUNS_OF_LONGER, start)
+            for arm in _shuffle(finalists):
+                self._search(arm, middle, ORDER, RUNS)
+            others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
+            for arm, length in _shuffle(itertools.product(finalists, others)):
+                start = find_point(self.rank_settings(arm, *middle)[0], middle[1])
+                if length == LONGER:
+                    self._search(arm, length, ("lr",), RUNS_OF_LONGER, start)
+                else:
+                    self._search(arm, length, ORDER, RUNS, start)
         else:
             lists = {
                 "test": self._list_tests,
@@ -137,20 +144,22 @@ class LanguageContest:
     def _search(
         self,
         arm: str,
-        batch: int,
-        steps: int,
+        length: tuple[int, int],
         order: tuple[str, ...],
         limit: int | None,
         start: Point | None = None,
     ) -> None:
+        if start is None:
+            start = choose_start(arm)
+            start = {**start, "power": POWER} if "power" in start else start
         search_setting(
             self._runner,
             arm,
-            lambda setting: self.make_key("tune", batch, steps, setting, 0),
+            lambda setting: self.make_key("tune", *length, setting, 0),
             order,
             limit,
-            start=choose_start(arm) if start is None else start,
-            steps=steps,
+            start=start,
+            steps=length[1],
         )
 
     def _list_tests(self) -> Iterator[RunKey]:
@@ -174,6 +183,16 @@ class LanguageContest:
                 for seed in SEEDS_OF_OTHERS:
                     key = self.make_key("saving", batch, steps, setting, seed)
                     yield replace(key, steps=round(share * steps))
+
+
+T = TypeVar("T")
+
+
+def _shuffle(searches: Iterable[T]) -> list[T]:
+    """In another order in each process, so that processes are on different searches."""
+    found = list(searches)
+    random.Random().shuffle(found)
+    return found
 
 
 def _get_loss(run: Run) -> float:

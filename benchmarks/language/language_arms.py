@@ -37,6 +37,7 @@ class Setting:
     output: float = 1.0  # of the output layer
     vector: float = 1.0  # of vectors
     output_before: float | None = None  # of the recipe's output layer, if it has its own
+    power: float = 1.0  # of the cooldown: after the ramp the learning rate falls as (1 − t)^power
     cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
     lead: str = ""  # a name in language_variants.VARIANTS; "" is the arm as it is
     strength: float = 0.0  # of the lead
@@ -210,11 +211,12 @@ _BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
 ARMS = (*_BUILDERS, *_BY_STEPS)
 
 
-def find_lr_factor(step: int, steps: int) -> float:
-    """The share of the peak learning rate in a step: a ramp, then a straight line to zero."""
+def find_lr_factor(step: int, steps: int, power: float = 1.0) -> float:
+    """The share of the peak learning rate in a step: a ramp, then a cooldown to zero."""
     return lr_factor(
-        "linear",
+        "power",
         step,
+        power=power,
         total_steps=steps,
         ramp_steps=max(1, round(RAMP * steps)),
         steps_per_epoch=steps,

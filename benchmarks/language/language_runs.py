@@ -103,7 +103,7 @@ class LanguageTrainer:
                 self._synchronize()
                 started = time.perf_counter()
             constant = key.setting.arm in CONSTANT
-            factor = 1.0 if constant else find_lr_factor(step, key.steps)
+            factor = 1.0 if constant else find_lr_factor(step, key.steps, key.setting.power)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
                 if key.setting.cooling:
@@ -221,5 +221,5 @@ def describe(key: RunKey) -> str:
         f"{key.stage:10} {key.model} {key.tokens_per_step}×{key.steps} {s.arm:18} lr {s.lr:<8.4g} "
         f"decay {s.decay:<5.3g} before {s.before} μ {s.momentum} "
         f"scales {s.embedding:g} {s.output:g} {s.vector:g} "
-        f"cooling {s.cooling:g}{lead} seed {key.seed}"
+        f"power {s.power:g} cooling {s.cooling:g}{lead} seed {key.seed}"
     )

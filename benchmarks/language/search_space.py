@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.common import recipe_space
 from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Runner
-from benchmarks.language.language_arms import Setting
+from benchmarks.language.language_arms import CONSTANT, Setting
 from benchmarks.language.language_runs import RunKey
 from neumann.optim.recipe import FORGETTING
 
@@ -22,6 +22,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "before": (0.0, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95),
     "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4),
     "forgetting": (0.0, 0.02, 0.04, 0.08, *recipe_space.GRIDS["forgetting"]),
+    "power": recipe_space.GRIDS["power"],
     "cooling": (0.0, 0.5, 1.0),
 }
 
@@ -46,7 +47,7 @@ START: dict[str, Point] = {
     "paper": {**_ADAMW, "lr": 0.128, "embedding": 0.128, "output": 0.128},
     "adamw": {**_ADAMW, "embedding": 0.016, "output": 0.008},
 }
-ORDER = ("lr", "decay", "forgetting", "output", "embedding", "momentum", "before")
+ORDER = ("lr", "decay", "forgetting", "output", "embedding", "momentum", "before", "power")
 RECIPE = "recipe"  # its coordinates are those of recipe_space: scales of roles, lr · decay · steps
 
 
@@ -63,11 +64,12 @@ def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
 def choose_start(arm: str) -> Point:
     """A start for runs of any length, with `forgetting` in place of the decay."""
     if arm == RECIPE:
-        return {**recipe_space.START, "forgetting": FORGETTING}
+        return {**recipe_space.START, "forgetting": FORGETTING, "power": 1.0}
     start = dict(START[arm])
     del start["decay"]
     forgetting = start["lr"] * DECAY_200 * 200
-    return {**start, "forgetting": _find_nearest(GRIDS["forgetting"], forgetting)}
+    start["forgetting"] = _find_nearest(GRIDS["forgetting"], forgetting)
+    return start if arm in CONSTANT else {**start, "power": 1.0}
 
 
 def find_point(setting: Setting, steps: int) -> Point:

@@ -1,6 +1,7 @@
 """The stages of the language contest, and what they conclude, on invented losses."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,18 @@ def test_every_finalist_gets_as_many_runs(contest):
     assert counts == dict.fromkeys((OURS, "muon by norm", "soap"), contest_stages.RUNS)
 
 
+def test_other_batches_start_from_the_best_setting_of_the_middle_one(contest):
+    best = contest.rank_settings("soap", MIDDLE, 200)[0]
+    tuned = {
+        (key.tokens_per_step, key.setting)
+        for key in contest.ledger.runs
+        if key.stage == "tune" and key.setting.arm == "soap"
+    }
+    for batch, steps in LENGTHS.items():
+        assert (batch, make_setting("soap", find_point(best, 200), steps)) in tuned
+    assert {setting.power for _, setting in tuned} > {0.7}  # it is tuned, too
+
+
 def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
     """From the best setting at half the length, with the same lr · decay · steps."""
     length = contest_stages.LONGER
@@ -48,7 +61,9 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
         for key in contest.ledger.runs
         if key.stage == "tune" and (key.tokens_per_step, key.steps) == length
     ]
-    assert len(tuned) == 3 * contest_stages.RUNS_OF_LONGER
+    counts = Counter(setting.arm for setting in tuned)
+    assert len(counts) == 3
+    assert all(3 <= count <= contest_stages.RUNS_OF_LONGER for count in counts.values())
     half = contest.rank_settings(OURS, MIDDLE, 200)[0]
     first = next(setting for setting in tuned if setting.arm == OURS)
     assert replace(first, decay=2 * first.decay) == replace(half, decay=pytest.approx(half.decay))
