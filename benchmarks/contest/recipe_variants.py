@@ -41,6 +41,7 @@ class Variant:
 
     options: str = ""  # of the arm neumann-spectral
     ramp: float = RAMP  # of the epochs
+    sched: str = "linear"
     by_class: bool = False  # the output layer's rate falls with the root of the number of classes
 
 
@@ -57,6 +58,8 @@ VARIANTS = {
     "momentum 0.6, output by class": Variant("before=0.6", by_class=True),
     "momentum 0.6, output by class × 2": Variant("before=0.6,output=2", by_class=True),
     "momentum 0.6, vectors / 3": Variant("before=0.6,vector=0.3333"),
+    "momentum 0.6, power 0.7": Variant("before=0.6", sched="power:0.7"),
+    "momentum 0.6, power 0.5": Variant("before=0.6", sched="power:0.5"),
     "momentum 0.4": Variant("before=0.4"),
     "momentum 0.4, output by class": Variant("before=0.4", by_class=True),
 }
@@ -100,7 +103,10 @@ class VariantTrainer(RecipeTrainer):
             named["output"] = f"{factor:.4g}"
         options = "".join(f",{name}={value}" for name, value in named.items())
         return dataclasses.replace(
-            config, opt=config.opt + options, ramp_epochs=EPOCHS * variant.ramp
+            config,
+            opt=config.opt + options,
+            ramp_epochs=EPOCHS * variant.ramp,
+            sched=variant.sched,
         ).resolve()
 
 
