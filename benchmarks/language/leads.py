@@ -161,7 +161,7 @@ class Leads:
 
     def _list_confirmation(self) -> Iterator[RunKey]:
         self.run("select")  # a lead must not win because others are missing
-        chosen = self.find_finalists()
+        chosen = [c for c in self.find_finalists() if self._only is None or c.name in self._only]
         for steps in CONFIRM_STEPS if chosen else ():
             base = self.find_base(steps)
             settings = [base, *(make_variant(base, c.name, c.strength) for c in chosen)]

@@ -262,6 +262,16 @@ def test_some_leads_alone_can_be_trained(tmp_path):
     assert {choice.name for choice in leads.find_choices()} == {"even rows", "whitening"}
 
 
+def test_some_finalists_alone_can_be_confirmed(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    Leads(RECIPE, ledger, Runner(ledger, invent)).run("select")
+    leads = Leads(RECIPE, ledger, Runner(ledger, invent), only=["whitening"])
+    assert len(leads.find_finalists()) > 1
+    leads.run("confirm")
+    confirmed = {key.setting.lead for key in ledger.runs if key.stage == "confirm"}
+    assert confirmed == {"", "whitening"}
+
+
 def test_even_rows_have_the_same_size():
     torch.manual_seed(0)
     g = torch.randn(16, 4)
