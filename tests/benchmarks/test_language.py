@@ -67,6 +67,15 @@ def test_every_window_counts_for_the_loss(trainer):
     assert found == pytest.approx(sum(alone) / len(alone), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_the_cooldown_of_a_setting_is_that_of_the_lead(trainer):
+    """A power of the setting, and the wrapper that changes the rates of a straight line."""
+    own = trainer.train(make_key("recipe", power=0.5))
+    wrapped = trainer.train(make_key("recipe", lead="power cooldown", strength=0.5))
+    assert own["loss"] == pytest.approx(wrapped["loss"], rel=1e-5)
+    assert own["loss"] != trainer.train(make_key("recipe"))["loss"]
+
+
 def test_a_run_with_a_lead(trainer):
     plain = trainer.train(make_key("recipe"))
     led = trainer.train(make_key("recipe", lead="fixed norm", strength=1.0))
