@@ -4,8 +4,8 @@
 
 A row of an embedding has a gradient only if its word occurs in the batch, so UVᵀ puts all of its
 length into few rows. Here a causal transformer learns words, with the two layers as matrices or in
-the diagonal form. One seed searches the learning rate, in ratio 2 and bracketed. Other seeds are
-then compared at that rate, in nats per word on the last tenth of the text.
+the diagonal form. One seed searches the learning rate in factors of 2, with both sides bracketed.
+Other seeds are then compared at that rate, in nats per word on the last tenth of the text.
 """
 
 import collections

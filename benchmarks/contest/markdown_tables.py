@@ -77,8 +77,12 @@ def _format_row(row: EntrantRow) -> list[str]:
         format_cell(difference.get("p_holm"), "{:.2g}"),
         format_cell(row["with_training_statistics"], "{:.2f}"),
         format_cell(row["seconds"], "{:.1f}"),
-        "" if lrs is None else f"{lrs['low']:.3g} to {lrs['high']:.3g}, {lrs['octaves']:g} octaves",
+        "" if lrs is None else _format_range(lrs["low"], lrs["high"]),
     ]
+
+
+def _format_range(low: float, high: float) -> str:
+    return f"{low:.3g} to {high:.3g}, a factor of {high / low:.3g}"
 
 
 def _format_tested_cell(row: EntrantRow | None) -> str:

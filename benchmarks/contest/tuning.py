@@ -1,7 +1,8 @@
 """The rules by which every optimizer is tuned.
 
-A search tries three learning rates in ratio 2, times two weight decays, times momentum 0.6 and 0.9,
-then further learning rates beside the best setting until that has a worse one on either side.
+A search tries three learning rates a factor of 2 apart, times two weight decays, times momentum
+0.6 and 0.9, then further learning rates beside the best setting until that has a worse one on
+either side.
 
 Searches are shorter than the final runs, and the best setting depends on the length. So at large
 batches the contenders, those within half a point of the best of their side (ours or the others),

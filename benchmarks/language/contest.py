@@ -3,7 +3,7 @@
     python -m benchmarks.language.contest all --data-dir data --jobs 4 --seconds 1200
     python -m benchmarks.language.contest table
 
-One network (`gpt:small`, 23 million weights), 52 million tokens per run at three batch sizes, and
+One network (`gpt:small`, 23 M parameters), 52 million tokens per run at three batch sizes, and
 twice as many steps at the middle one. Stages, each of which continues where it was interrupted:
 
     screen   every arm at the middle batch: its learning rate, on the validation set
@@ -13,8 +13,8 @@ twice as many steps at the middle one. Stages, each of which continues where it 
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set
-    124m     ours and the best peer at 124 million weights, with the settings of the small network
-             and one seed, on the validation set
+    124m     ours and the best peer at 124 million parameters, with the settings of the small
+             network and one seed, on the validation set
 
 Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
 """

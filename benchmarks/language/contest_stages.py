@@ -127,7 +127,7 @@ class LanguageContest:
         return [float(run["train_loss"]) for run in runs.values() if run["loss"] is not None]
 
     def list_larger(self) -> list[RunKey]:
-        """Ours and the best peer at 124 million weights, with the settings of the small network."""
+        """Ours and the best peer at 124 million parameters, with the small network's settings."""
         steps = LENGTHS[MIDDLE]
         arms = OURS, self.find_peer(MIDDLE, steps)
         best = [self.rank_settings(arm, MIDDLE, steps)[0] for arm in arms]

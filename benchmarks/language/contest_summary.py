@@ -119,11 +119,14 @@ def describe_larger(contest: LanguageContest) -> str:
     peer = keys[1].setting.arm
     if ours is None or theirs is None:
         lost = " and ".join(a for a, x in ((OURS, ours), (peer, theirs)) if x is None)
-        return f"At 124 million weights, with the settings of the small network, {lost} diverged."
+        return (
+            f"At 124 million parameters, with the settings of the small network, {lost} diverged."
+        )
     word = "ahead of" if ours < theirs else "behind"
     return (
-        f"At 124 million weights, with the settings of the small network, ours is {word} {peer} by "
-        f"{abs(theirs - ours):.4f} nats on the validation set ({ours:.4f} and {theirs:.4f}; n 1)."
+        "At 124 million parameters, with the settings of the small network, ours is "
+        f"{word} {peer} by {abs(theirs - ours):.4f} nats on the validation set "
+        f"({ours:.4f} and {theirs:.4f}; n 1)."
     )
 
 

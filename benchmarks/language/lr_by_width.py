@@ -5,7 +5,7 @@
 
 `one for all` is the spectral P for every matrix, `recipe` what `neumann.param_groups` does, and
 `spectral` a candidate: the same P by role, but with the elements of all steps equally large. Every
-network is trained with learning rates in ratio 2, until the best has a worse one on both sides;
+network is trained with learning rates in factors of 2 until the best has a worse one on each side;
 with --seeds 3, these get two further seeds. Runs are lines of results/language/lr-by-width.jsonl
 and are not repeated.
 """

@@ -213,7 +213,7 @@ def format_section(row: Row) -> str:
         f"- **Result:** {row.figure}." if row.figure else "- **Result:** none yet.",
     ]
     lines += [f"    - {detail}" for detail in row.details if len(row.details) > 1]
-    lines += [f"- **To know:** {claim.limits}"] if claim.limits else []
+    lines += [f"- **Note:** {claim.limits}"] if claim.limits else []
     lines += [f"- **About the runs:** {note}." for note in row.notes]
     return "\n".join([*lines, f"- **Verdict: {row.words}.**"])
 

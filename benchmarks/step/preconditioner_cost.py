@@ -11,7 +11,7 @@ import argparse
 import functools
 import statistics
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.common.markdown import format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock, take_turns
+from benchmarks.step.networks import build_resnet50
 from neumann import Neumann
 from neumann.lab.models.image_models import resnet9
 
@@ -31,12 +32,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Neumann, spectral": lambda p: Neumann(p, lr=1e-4, precondition="spectral"),
     "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
 }
-
-
-def build_resnet50() -> nn.Module:
-    from torchvision.models import resnet50
-
-    return cast(nn.Module, resnet50(num_classes=1000))
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {  # batch, pixels, classes

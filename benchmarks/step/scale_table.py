@@ -42,7 +42,7 @@ MODELS = {
     "7 B": list_matrices(4096, 11008, 4096, 32),
     "70 B": list_matrices(8192, 28672, 1024, 80),
 }
-# Replicas and shards; DDP has no shards, and 70 B weights do not fit into one GPU.
+# Replicas and shards; DDP has no shards, and 70 B parameters do not fit into one GPU.
 MESHES = [
     ("7 B", "FSDP2", 1, 64),
     ("7 B", "HSDP, 8 × 8", 8, 8),
@@ -82,7 +82,7 @@ def owner_cost(matrices: list[Shape], replicas: int, shards: int) -> Cost:
 
 
 def make_table() -> str:
-    heads = ["weights", "GPUs", "layout", "matrices", "operations", "GB sent"]
+    heads = ["parameters", "GPUs", "layout", "matrices", "operations", "GB sent"]
     rows = []
     for name, layout, replicas, shards in MESHES:
         matrices = MODELS[name]

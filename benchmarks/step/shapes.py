@@ -23,7 +23,7 @@ class Case:
 
 
 def resnet50_shapes() -> list[Shape]:
-    """ResNet-50 for 1,000 classes: 161 tensors, 25.6 M weights."""
+    """ResNet-50 for 1,000 classes: 161 tensors, 25.6 M parameters."""
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -38,7 +38,7 @@ def resnet50_shapes() -> list[Shape]:
 
 
 def gpt2_shapes() -> list[Shape]:
-    """GPT-2 small with tied embeddings: 148 tensors, 124 M weights."""
+    """GPT-2 small with tied embeddings: 148 tensors, 124 M parameters."""
     width = 768
     norm: list[Shape] = [(width,), (width,)]
     attention: list[Shape] = [(3 * width, width), (3 * width,), (width, width), (width,)]

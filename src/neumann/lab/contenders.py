@@ -17,7 +17,7 @@ from typing import Any
 
 from neumann.lab.config import TrainConfig, flag_name
 from neumann.lab.errors import UsageError, require, unknown
-from neumann.lab.optimizers.arms import WORDS, Arm
+from neumann.lab.optimizers.arms import WORDS, Arm, format_value
 from neumann.lab.storage.field_types import find_wrong_field
 
 # What arms are compared on, and where the records go. lr is an option of the optimizer.
@@ -90,7 +90,7 @@ def compose(label: str, opt: str, settings: Mapping[str, Any]) -> str:
     illegal = re.search("[:@=]", label)
     require(not illegal, f"arm {label!r}: a name cannot have : or @ or =")
     require("@" not in opt, f"arm {label}: opt cannot have @, got {opt!r}")
-    values = {name: _format(value) for name, value in settings.items()}
+    values = {name: format_value(value) for name, value in settings.items()}
     for name, value in values.items():
         require("@" not in value, f"arm {label}: {name} cannot have @, got {value!r}")
     return str(Contender(label, opt, tuple(values.items())))
@@ -125,7 +125,3 @@ def _split_setting(text: str, piece: str) -> tuple[str, str]:
         raise unknown("setting", flag, [each.replace("_", "-") for each in OWN])
     require(bool(equals and value), f"{text!r}: after @ comes SETTING=VALUE, got {piece!r}")
     return name, value
-
-
-def _format(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -49,7 +49,8 @@ from neumann.optim.write_watch import WriteWatch
 
 
 class Neumann(Optimizer):
-    """Neumann optimizer: large-batch training with one hyperparameter to tune, the learning rate.
+    """The Neumann optimizer. By default this is the paper's Algorithm 2; for large batches, use
+    `precondition="spectral"` or, better, :func:`neumann.large_batch`.
 
     The warm-up is plain SGD. After it, each step adds a term to a Neumann series for the inverse
     Hessian applied to the gradient. A cubic term attracts the weights to their moving
@@ -64,28 +65,29 @@ class Neumann(Optimizer):
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
             momentum, weight decay, precondition and maximize.
         lr: the learning rate η, a float or a 0-d tensor. The only option to tune. Start with a
-            value that suits Nesterov SGD with momentum 0.9; under the spectral preconditioner with
-            0.015, under the diagonal one with 0.0025.
+            value that suits Nesterov SGD with momentum 0.9; with the spectral preconditioner, start
+            with 0.015, with the diagonal one with 0.0025.
         steps_per_epoch: optimizer steps (not micro-batches) per epoch; turns the epochs below into
             steps, rounded half up.
-        warmup_epochs: length of the SGD warm-up. None is 5, under a preconditioner 0.
-        reset_epochs: first interval K between resets. None is 10, under a preconditioner 0.
-        warmup_steps: the warm-up in steps; wins over `warmup_epochs`.
-        reset_steps: K in steps; wins over `reset_epochs`. 0: no reset after the one at t = 1.
+        warmup_epochs: length of the SGD warm-up. Default: 5, or 0 with a preconditioner.
+        reset_epochs: first interval K between resets. Default: 10, or 0 with a preconditioner.
+        warmup_steps: the warm-up in steps; overrides `warmup_epochs`.
+        reset_steps: K in steps; overrides `reset_epochs`. 0: no reset after the one at t = 1.
         reset_growth: the interval grows by this factor after each reset (1.0 is the printed
             algorithm, t = 1 mod K).
         momentum: the upper limit in μ(t) = min(momentum, 1 − 1/(1 + t)). Schedulers may change it.
-            None is 0.9, under a preconditioner with a momentum of its own, as "spectral", 0.6.
-        cubic: α, the strength of the attraction. None is 1e-7, under a preconditioner 0.
-        repulsive: β per variable, the strength of the repulsion. None is 1e-5, under a
-            preconditioner 0.
-        average: γ of the moving average.
+            Default: 0.9, or 0.6 with a preconditioner that applies momentum itself, as "spectral"
+            does.
+        cubic: α, the strength of the attraction. Default: 1e-7, or 0 with a preconditioner.
+        repulsive: β per variable, the strength of the repulsion. Default: 1e-5, or 0 with a
+            preconditioner.
+        average: γ, the decay per step of the moving average.
         variables: what the paper's "num variables" counts: "tensors" or "elements" of the
             parameters that require gradients, or the count itself.
         bounded: keep the repulsion from exploding close to the average.
         weight_decay: λ, added to the gradient as λw unless decoupled.
-        decoupled_weight_decay: subtract ηλw from the weights instead. None is False, under a
-            preconditioner True.
+        decoupled_weight_decay: subtract ηλw from the weights instead. Default: only with a
+            preconditioner.
         skip_nonfinite: change nothing, the clock included, when any gradient is not finite. Costs
             one host synchronization per step on an accelerator.
         state_dtype: the dtype of m and δ; None is each parameter's own. torch.bfloat16 halves

@@ -10,11 +10,11 @@
 
 Every parameter gets the preconditioner, decay and scale of its role (`param_groups`). The learning
 rate rises over the first steps and then falls to zero at the last one: on a straight line
-(`LinearDecay`), or later and faster with a `power` below 1 (`PowerDecay`). Optimizer and schedule
-can be used without the other.
+(`LinearDecay`), or later and faster with a `power` below 1 (`PowerDecay`). Groups and schedule can
+each be used alone.
 
 How it can fail: with `steps` larger than the run, the rate never falls to zero, and most of the
-gain of the last steps is lost; with fewer, the learning rate is 0 in the steps after them.
+gain of the last steps is lost; with `steps` smaller, it is 0 for the remaining steps.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def large_batch(
     roles: Mapping[str, str] | None = None,
     options: Mapping[str, RoleOptions] | None = None,
     split_heads: bool = False,
-    **neumann: Any,
+    **optimizer_options: Any,
 ) -> tuple[Neumann, LinearDecay | PowerDecay]:
     """A ready optimizer and its schedule for training in few, large steps.
 
@@ -62,7 +62,7 @@ def large_batch(
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
-        **neumann: further options of `Neumann`, such as `momentum` or `state_dtype`.
+        **optimizer_options: further options of `Neumann`, such as `momentum` or `state_dtype`.
 
     Raises:
         ValueError: an argument is wrong, or a parameter has no role. Nothing has changed.
@@ -70,7 +70,7 @@ def large_batch(
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     good = weight_decay == AUTO or (is_number(weight_decay) and weight_decay >= 0)
     require(good, "weight_decay", weight_decay, '"auto" or a finite number of at least 0')
-    refuse_precondition(neumann)
+    refuse_precondition(optimizer_options)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
     require(is_number(power) and power > 0, "power", power, "a finite number above 0")
@@ -79,7 +79,7 @@ def large_batch(
     groups = param_groups(
         model, roles=roles, options=options, weight_decay=weight_decay, split_heads=split_heads
     )
-    optimizer = Neumann(groups, lr, **neumann)
+    optimizer = Neumann(groups, lr, **optimizer_options)
     ramp_steps = max(1, round(ramp * steps)) if ramp else 0
     total = int(steps)
     if power == 1:

@@ -265,15 +265,34 @@ class PowerDecay(_FallingToZero):
         optimizer: its learning rate is the peak, unless `scale` is given.
         total_steps: optimizer steps of the whole run, the ramp included.
         power: 1 is a straight line; below 1 the rate stays high for longer and then falls faster.
-        **options: `scale`, `ramp_steps`, `ramp_from` and `last_epoch`, as for `LinearDecay`.
+        scale: the peak as a multiple of the optimizer's learning rate; None is 1.
+        ramp_steps: the learning rate rises over this many steps first.
+        ramp_from: "zero", or "base", which needs `scale`, for a ramp from the optimizer's
+            learning rate.
+        last_epoch: as in torch, the step to continue after.
     """
 
     def __init__(
-        self, optimizer: Optimizer, *, total_steps: int, power: float = POWER, **options: Any
+        self,
+        optimizer: Optimizer,
+        *,
+        total_steps: int,
+        power: float = POWER,
+        scale: float | None = None,
+        ramp_steps: int = 0,
+        ramp_from: RampStart = "zero",
+        last_epoch: int = -1,
     ) -> None:
         require_positive("power", power)
         self.power = power
-        super().__init__(optimizer, total_steps=total_steps, **options)
+        super().__init__(
+            optimizer,
+            total_steps=total_steps,
+            scale=scale,
+            ramp_steps=ramp_steps,
+            ramp_from=ramp_from,
+            last_epoch=last_epoch,
+        )
 
     def factor_after_ramp(self, steps: int) -> float:
         return float((1.0 - self.share_after_ramp(steps)) ** self.power)

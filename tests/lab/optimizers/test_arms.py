@@ -133,7 +133,7 @@ def test_the_lr_of_the_arm_wins_then_the_commands_then_the_recipes():
     assert Arm.parse("sgd").lr(2.0) == 2
     assert Arm.parse("sgd").lr() == RECIPES["sgd"].lr
     usual = [Arm.parse(f"neumann{p}").lr() for p in PRECONDITIONED]
-    assert usual == [0.2, 0.2, 0.0025, 0.03, 0.03]
+    assert usual == [0.2, 0.2, 0.0025, 0.015, 0.015]
 
 
 def test_weight_decay_spares_biases_and_norms_if_the_recipe_says_so():
@@ -206,7 +206,7 @@ def test_forms_by_name():
         diagonal = build_optimizer(Arm.parse(name), model(), steps_per_epoch=2)
         assert {group["precondition"] for group in diagonal.param_groups} == {"diagonal"}
         assert {group["lr"] for group in diagonal.param_groups} == {2.5e-3}
-    assert Arm.parse("neumann:precondition=spectral").lr() == 0.03
+    assert Arm.parse("neumann:precondition=spectral").lr() == 0.015
 
 
 def test_options_of_roles():

@@ -122,7 +122,7 @@ def test_large_batches_are_cut(monkeypatch):
     """So that they need no more memory at a time; the directions are the same."""
     gradients = [make(8, 20) for _ in range(5)] + [make(20, 8), make(6, 4)]
     preconditioner = Spectral(before=None, scale=0.3)  # no plan is kept for this one
-    monkeypatch.setattr(batch_plan, "LARGEST", 3 * 160)
+    monkeypatch.setattr(batch_plan, "MAX_BATCH_ELEMENTS", 3 * 160)
     sizes = []
     normalize = orthogonalization.normalize
 

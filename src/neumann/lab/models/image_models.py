@@ -30,7 +30,7 @@ def cnn(channels: int, classes: int) -> nn.Module:
 
 
 def resnet9(channels: int, classes: int, width: int = 64) -> nn.Module:
-    """The ResNet-9 of the CIFAR speed records, with 6.6 million weights; for 8×8 or larger.
+    """The ResNet-9 of the CIFAR speed records, with 6.6 million parameters; for 8×8 or larger.
 
     `width` is the number of channels after the first layer; the last has eight times as many.
     """
@@ -49,7 +49,7 @@ def resnet9(channels: int, classes: int, width: int = 64) -> nn.Module:
 
 
 def resnet18(channels: int, classes: int) -> nn.Module:
-    """ResNet-18 for small images of any size, with 11.2 million weights.
+    """ResNet-18 for small images of any size, with 11.2 million parameters.
 
     He, Zhang, Ren and Sun, Deep Residual Learning for Image Recognition (2015), with a 3×3 stem of
     stride 1 and no max pool.
@@ -58,7 +58,7 @@ def resnet18(channels: int, classes: int) -> nn.Module:
 
 
 def resnet50(channels: int, classes: int) -> nn.Module:
-    """ResNet-50 for small images of any size, with 23.5 million weights and the stem of ResNet-18.
+    """ResNet-50 for small images of any size, with 23.5 M parameters and the stem of ResNet-18.
 
     A block of stride 2 has it in its 3×3 convolution, as torchvision's and timm's have.
     """

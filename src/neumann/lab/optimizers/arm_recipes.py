@@ -196,8 +196,8 @@ TEXT_RECIPES = {
     ),
 }
 # Neumann with one P for all parameters, by the name of P; others are treated as "spectral". Weight
-# decay spares biases and norms, as for AdamW. 0.03 is where the contest's search for lr started.
+# decay spares biases and norms, as for AdamW.
 PRECONDITIONED = {
     "diagonal": Recipe("neumann", "Neumann", 2.5e-3, rates=True),
-    "spectral": Recipe("neumann", "Neumann", 0.03, rates=True),
+    "spectral": Recipe("neumann", "Neumann", 0.015, rates=True),
 }

@@ -114,7 +114,7 @@ class Arm:
         return chosen if isinstance(chosen, str) and ":" in chosen else None
 
     def __str__(self) -> str:
-        listed = ",".join(f"{key}={_format(value)}" for key, value in self.options)
+        listed = ",".join(f"{key}={format_value(value)}" for key, value in self.options)
         return f"{self.name}:{listed}" if listed else self.name
 
 
@@ -230,5 +230,6 @@ def _to_float(arm: Arm, key: str, value: Any) -> float:
     return float(value)
 
 
-def _format(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """A value as it is written in an arm: true, false and none in small letters."""
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from neumann.optim.preconditioners import orthogonalization
 from neumann.optim.preconditioners.matrix_view import MatrixView
+from neumann.optim.tensors import is_dense
 
-KEPT = 64  # plans: one for each list of shapes that a P is applied to
-LARGEST = 2**27  # elements of a batch: more would need memory, and be no faster
+MAX_CACHED_PLANS = 64  # plans: one for each list of shapes that a P is applied to
+MAX_BATCH_ELEMENTS = 2**27  # elements of a batch: more would need memory, and be no faster
 Ints = tuple[int, ...]
 
 
@@ -105,7 +106,7 @@ def measure_scale(scale: float, scaling: str, shape: torch.Size) -> float:
     return float(scale * (outputs / (channels * taps**0.5)) ** 0.5)
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(MAX_CACHED_PLANS)
 def find_plan(
     view: MatrixView,
     scale: float,
@@ -153,11 +154,11 @@ def _cut_group(group: list[int], sizes: Mapping[int, tuple[int, int, int]]) -> l
 
 
 def _cut(items: list[int], elements: list[int]) -> list[list[int]]:
-    """The items in runs of at most LARGEST elements; an item may be larger by itself."""
+    """The items in runs of at most MAX_BATCH_ELEMENTS elements; an item may be larger by itself."""
     runs: list[list[int]] = []
     total = 0
     for item, count in zip(items, elements, strict=True):
-        if not runs or total + count > LARGEST:
+        if not runs or total + count > MAX_BATCH_ELEMENTS:
             runs.append([])
             total = 0
         runs[-1].append(item)
@@ -169,7 +170,7 @@ def _find_pieces(
     number: int, shape: torch.Size, stride: Ints, view: MatrixView, scale: float, scaling: str
 ) -> list[Piece] | None:
     """The matrices of a tensor as strides, if it is dense and they need no copy."""
-    if not _is_dense(shape, stride):
+    if not is_dense(shape, stride):
         return None
     tensor = torch.empty_strided(shape, stride, device="meta")
     wide, layers = orthogonalization.split_wide(tensor, view)
@@ -202,16 +203,6 @@ def _merge(pieces: list[Piece]) -> list[Piece]:
     if len(pieces) == 1:
         return pieces
     return [replace(first, count=len(pieces), stride=(step, *first.stride[1:]))]
-
-
-def _is_dense(shape: Ints, stride: Ints) -> bool:
-    """Whether the elements fill one range of memory, in any order of the dimensions."""
-    expected = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True
 
 
 # ------------------------------------------------------------------ a step

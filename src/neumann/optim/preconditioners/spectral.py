@@ -85,7 +85,7 @@ class Spectral:
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def count_operations(self, parameter: Tensor) -> int:
-        """Operations of the orthogonalization: 4·ITERATIONS·m²n for each m × n matrix, m ≤ n."""
+        """4·ITERATIONS·m²n for each m × n matrix, m ≤ n: without the m³ of the polynomial."""
         batches = self.view.split(torch.empty(parameter.shape, device="meta"))
         sides = [sorted((b.shape[1], b.shape[2:].numel())) for b in batches]
         return sum(OPERATIONS * len(b) * m**2 * n for b, (m, n) in zip(batches, sides, strict=True))

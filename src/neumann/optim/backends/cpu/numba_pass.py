@@ -24,7 +24,7 @@ from torch import Tensor
 
 from neumann.extras import describe_install
 from neumann.optim.phases import IDLE, Coefficients
-from neumann.optim.tensors import Tensors
+from neumann.optim.tensors import Tensors, is_dense
 
 if TYPE_CHECKING:
     from neumann.optim.backends.cpu.address_table import Table
@@ -186,13 +186,7 @@ def _alike(tensor: Tensor, like: Tensor) -> bool:
         return False
     if tensor.is_contiguous():  # strides of dimensions of size 1 mean nothing
         return like.is_contiguous()
-    return tensor.stride() == like.stride() and _is_dense(tensor)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a piece of memory, in any order of the dimensions."""
-    # torch keeps the strides of dense tensors, and of no others.
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return tensor.stride() == like.stride() and is_dense(tensor.shape, tensor.stride())
 
 
 # ------------------------------------------------------------------ staging
@@ -236,7 +230,7 @@ def _prepare_staged(
 def _fit(entry: _Entry) -> _Entry:
     """The tensors themselves where the kernel can take them, copies where it cannot."""
     weight = _to_plain(entry[0])
-    if not _is_dense(weight):
+    if not is_dense(weight.shape, weight.stride()):
         weight = weight.contiguous()
     others = (_to_plain(tensor) for tensor in entry[1:])
     return (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neumann.optim.tensors import Tensors
+from neumann.optim.tensors import Tensors, is_dense
 
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The same numbers as in the kernels.
@@ -132,7 +132,7 @@ class Layout:
     def _record(self, weight: Tensor, iterate: Tensor, offset: Tensor | None) -> list[int]:
         """Addresses and size, with a stand-in for what is not dense."""
         reference = weight
-        if not _is_dense(weight) or _is_lazy(weight):
+        if not is_dense(weight.shape, weight.stride()) or _is_lazy(weight):
             reference = torch.empty_like(weight, memory_format=torch.contiguous_format)
             self._stand_ins.append((weight, reference))
         self._references.append(reference)
@@ -245,18 +245,6 @@ def _check(
 
 def _is_alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one range of memory, in any order of the dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _is_lazy(tensor: Tensor) -> bool:
