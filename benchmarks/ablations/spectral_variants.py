@@ -6,7 +6,7 @@
 ResNet-9 on CIFAR-10, scored on the 5,000 held-out training images, with the setting that the
 contest chose for the batch size and runs as long as its searches. A variant that changes the
 momentum μ keeps lr/(1 − μ) and lr·decay; one that changes lr keeps lr·decay. Every run is a line in
-results/leads.jsonl and is not repeated.
+results/spectral-variants.jsonl and is not repeated.
 """
 
 import dataclasses
@@ -176,7 +176,9 @@ def format_scores(ledger: ContestLedger, keys: dict[str, list[RunKey]]) -> str:
 
 def main() -> None:
     parser = create_training_parser(
-        __doc__, Path("results/leads.jsonl"), "use this setting instead of the contest's"
+        __doc__,
+        Path("results/spectral-variants.jsonl"),
+        "use this setting instead of the contest's",
     )
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))

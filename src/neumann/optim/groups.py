@@ -95,37 +95,34 @@ class RoleOptions:
         return NAMED[self.precondition]
 
 
-# One learning rate for all roles, widths and depths. A step changes the outputs of a hidden layer
-# by the same amount whatever its shape; by less in a deep network, where the changes of many layers
-# add up. It changes each element of an embedding or a vector by the same amount; by more in a batch
-# norm, where the vectors alone decide how large activations are.
-# An output layer over classes is a matrix like any other, at a higher rate; after a layer norm its
-# inputs are larger, and the rate is lower. In one over a vocabulary most rows rarely see their
-# token; there each element takes steps of its own size, and the scores change by the same amount
-# whatever the number of inputs. An embedding that is the output layer too takes steps between the
-# two. Where batch norms make the size of the weights irrelevant, less
-# momentum is better. docs/tuning.md says where the numbers come from.
+# One learning rate for all roles, widths and depths; docs/tuning.md says where numbers come from.
 DEPTH_POWER = 0.25
 _FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
 MOMENTUM = 0.8  # before P
-MOMENTUM_NORMALIZED = 0.6  # the same where a batch or group norm follows most matrices
+# The same where a batch or group norm follows most matrices, so that their size has no effect.
+MOMENTUM_NORMALIZED = 0.6
 _SPECTRAL = Spectral(scale=1.0, before=Momentum(MOMENTUM), scaling="norm")
 _DIAGONAL = Diagonal(scale=1.0, before=Momentum(MOMENTUM))
 DEFAULTS: Mapping[str, RoleOptions] = {
+    # Outputs change by the same amount whatever the shape; by less in a deep network, where the
+    # changes of many layers add up.
     HIDDEN: RoleOptions(_SPECTRAL, decay=True, depth=36),
     EMBEDDING: RoleOptions(
         _DIAGONAL,
         decay=False,
         scale=0.1,
+        # Tied to the output layer: scores change by the same amount whatever the width.
         vocabulary=RoleOptions(_DIAGONAL, decay=False, scale=38.0, per_input=True),
     ),
     OUTPUT: RoleOptions(
         _SPECTRAL,
         decay=True,
         scale=12.0,
-        normalized=0.25,
+        normalized=0.25,  # after a layer norm, inputs are larger
+        # Most rows rarely see their token, so each element has a step size of its own.
         vocabulary=RoleOptions(_DIAGONAL, decay=True, scale=45.0, per_input=True),
     ),
+    # In a batch norm, the vectors alone decide how large activations are.
     VECTOR: RoleOptions(_DIAGONAL, decay=False, scale=0.05, normalized=3.0),
 }
 
