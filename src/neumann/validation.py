@@ -14,7 +14,10 @@ def require(good: bool, name: str, value: Any, wanted: str) -> None:
 def is_number(value: Any) -> bool:
     """Whether the value is a finite real number (and not a bool)."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
+    try:
+        return is_real and math.isfinite(value)
+    except OverflowError:  # an int beyond the range of floats
+        return False
 
 
 def is_count(value: Any) -> bool:

@@ -27,7 +27,7 @@ def test_resolve_keeps_explicit_settings():
 
 
 def test_settings_survive_a_round_trip_through_json():
-    config = TrainConfig(data="text:a.txt", lr=0.3, target=90.0).resolve()
+    config = TrainConfig(data="text:a.txt", lr=0.3, target=3.5).resolve()
     assert parse_settings(json.loads(json.dumps(config.as_dict())), TrainConfig) == config
 
 

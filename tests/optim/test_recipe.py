@@ -103,6 +103,15 @@ def test_an_output_layer_alone():
     take_steps(model, optimizer, schedule, 3)
 
 
+def test_a_misspelled_argument_suggests_the_right_one():
+    with pytest.raises(
+        TypeError, match=r"large_batch\(\) has no argument 'pwer': did you mean 'power'"
+    ):
+        neumann.large_batch(make(), steps=40, pwer=0.7)
+    with pytest.raises(ValueError, match="power must be a finite number above 0"):
+        neumann.large_batch(make(), steps=40, power=10**400)
+
+
 def test_the_rate_may_fall_as_a_power():
     model = make()
     optimizer, schedule = neumann.large_batch(model, steps=40, ramp=0.0, power=0.5)

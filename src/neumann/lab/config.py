@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import torch
 from typing_extensions import Doc
 
+from neumann.lab.data.dataset import is_text
 from neumann.lab.data.load import DATASETS
-from neumann.lab.data.tokens import Tokens
+from neumann.lab.data.tokens import LARGEST_BPE, Tokens
 from neumann.lab.errors import UsageError, missing_package, require
 from neumann.lab.lengths import Length
 from neumann.lab.lr_schedules import Schedule
@@ -27,6 +28,7 @@ from neumann.lab.optimizers.arms import Arm
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.
 BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
+LARGEST_LOSS = math.log(LARGEST_BPE)  # nats, of a guess among the most tokens there can be
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (
@@ -111,9 +113,12 @@ class Settings:
         clip = self.clip_grad
         positive = clip is None or 0 < clip < math.inf
         require(positive, f"--clip-grad must be a norm above 0, got {clip}")
-        target = self.target
-        finite = target is None or math.isfinite(target)
-        require(finite, f"--target must be a number, such as 95; got {target}")
+        if self.target is not None:
+            good, kind = math.isfinite(self.target), "a number, such as 95"
+            if is_text(self.data):
+                good = 0 < self.target < LARGEST_LOSS
+                kind = "a loss in nats per token, such as 3.5"
+            require(good, f"--target must be {kind}; got {self.target:g}")
 
     def _check_ramp(self) -> None:
         ramp = self.ramp_epochs

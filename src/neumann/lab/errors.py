@@ -64,3 +64,9 @@ def shorten(error: BaseException, limit: int = 200) -> str:
     """Return the message of an exception in one line of at most `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out. For the host's, torch raises a plain RuntimeError."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "alloc_cpu" in str(error)

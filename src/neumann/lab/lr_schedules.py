@@ -76,7 +76,10 @@ class Schedule:
 def _parse_exponent(text: str, word: str) -> float:
     exponent = _read_number(word)
     if not 0 < exponent < math.inf:
-        raise UsageError(f"{SCHED} {text}: the exponent must be above 0, got {word!r}")
+        raise UsageError(
+            f"{SCHED} {text}: the exponent must be a finite number above 0, as in power:0.7; "
+            f"got {word!r}"
+        )
     return exponent
 
 

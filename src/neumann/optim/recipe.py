@@ -17,7 +17,9 @@ How it can fail: with `steps` larger than the run, the rate never falls to zero,
 gain of the last steps is lost; with `steps` smaller, it is 0 for the remaining steps.
 """
 
+import inspect
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -71,6 +73,7 @@ def large_batch(
     good = weight_decay == AUTO or (is_number(weight_decay) and weight_decay >= 0)
     require(good, "weight_decay", weight_decay, '"auto" or a finite number of at least 0')
     refuse_precondition(optimizer_options)
+    _refuse_misspelled(optimizer_options)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
     require(is_number(power) and power > 0, "power", power, "a finite number above 0")
@@ -124,3 +127,13 @@ def refuse_precondition(options: Mapping[str, Any]) -> None:
             f"precondition={options['precondition']!r}: each role has a preconditioner of its own; "
             "pass options={role: RoleOptions(…)} to change one"
         )
+
+
+def _refuse_misspelled(options: Mapping[str, Any]) -> None:
+    """Raise a TypeError for a keyword that neither `large_batch` nor `Neumann` has."""
+    known = {*inspect.signature(Neumann).parameters, *inspect.signature(large_batch).parameters}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"large_batch() has no argument {name!r}{hint}")

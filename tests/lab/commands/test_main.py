@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import neumann
 from neumann.lab.commands.main import main
 from neumann.lab.commands.parser import COMMANDS, parse_flags
 from neumann.lab.commands.summaries import SUMMARIES
 from neumann.lab.storage.reading import read_config
+from tests.support.texts import make_documents, write_documents
 from tests.support.timeouts import PROCESS_TIMEOUT
 
 
@@ -171,6 +173,24 @@ def test_ctrl_c_prints_one_line(monkeypatch, capsys):
     monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", interrupt)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "neumann: stopped by SIGINT\n"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_too_little_memory_is_one_line(error, monkeypatch, capsys):
+    def fail(config, ranks):
+        raise error
+
+    monkeypatch.setattr("neumann.lab.config.TrainConfig.resolve", fail)
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err.startswith("neumann: there is not enough memory: choose a")
+
+
+def test_a_model_that_is_too_large_is_one_line(tmp_path, capsys):
+    text = write_documents(tmp_path / "pages.txt", make_documents(40))
+    words = ["--data", f"text:{text}", "--tokens", "bytes", "--context", "8"]
+    words += ["--model", "gpt:width=999936,depth=1", "--output", str(tmp_path / "run")]
+    assert main(["train", *words, "--batch-size", "4"]) == 1
+    assert "there is not enough memory" in capsys.readouterr().err
 
 
 def test_sigterm_prints_one_line(monkeypatch, capsys):

@@ -94,8 +94,14 @@ def test_unusable_texts(path):
         load(f"text:{path}", context=0)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         load(f"text:{path.parent}")
-    with pytest.raises(UsageError, match="the path after the colon is missing"):
+    with pytest.raises(UsageError, match="a path after the colon or a comma is missing"):
         load("text:")
+    with pytest.raises(UsageError, match=r"a text file is named text:.*\.txt"):
+        load(str(path))
+    copy = path.with_name("copy.txt")
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(UsageError, match="names the same text twice"):
+        load(f"text:{path},{copy}", context=2)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not a text in UTF-8"):
         load(f"text:{path}")

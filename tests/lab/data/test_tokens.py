@@ -238,7 +238,10 @@ def test_unusable_texts(path, tokens):
            f"text:{path}", tokens=tokens, context=900)  # fmt: skip
     refuse("at least 1 token, got 0", f"text:{path}", tokens=tokens, context=0)
     refuse("names .*pages.txt twice", f"text:{path},{path}", **options)
-    refuse("the path after the colon is missing", f"text:{path},", **options)
+    link = path.with_name("link.txt")
+    link.symlink_to(path)
+    refuse("names .*pages.txt twice", f"text:{path},{link}", **options)
+    refuse("a path after the colon or a comma is missing", f"text:{path},", **options)
     write_documents(path, make_documents(2))
     refuse("holds 2 different documents, .* need at least 3", f"text:{path}", **options)
     write_documents(path, make_documents(2) * 9)
@@ -273,7 +276,7 @@ def test_a_cache_of_something_else_is_refused_and_kept(path):
     def edit(**fields):
         return json.dumps({**json.loads(line), **fields}).encode() + b"\n" + rest
 
-    change("has the format 2, and this version reads 1; remove it", edit(format=2))
+    change("has the format 1, and this version reads 2; remove it", edit(format=1))
     change("holds tokens of another vocabulary .'bpe:310'.; remove it", edit(tokens="bpe:310"))
     change("holds tokens of another text; remove it", edit(text_hash="0" * 32))
     change("is damaged: its first line is not JSON", b"")
@@ -284,8 +287,12 @@ def test_a_cache_of_something_else_is_refused_and_kept(path):
     change("is damaged: lengths should name", edit(lengths={"train": 1}))
     change("is damaged: lengths should be", edit(lengths={"train": -1}))
     change("is damaged: bytes_per_token should be 2 or 4", edit(bytes_per_token=8))
-    change("is damaged: its tokens are not those of a vocabulary of 300", edit(tokenizer="{}"))
-    change("is damaged: its tokens are not those of a vocabulary of 300", edit(tokenizer="["))
+    about = json.loads(line)
+    longer = about["tokenizer"].replace('"e"', '"eeeeeeee"', 1)  # would change the bits per byte
+    change("is damaged: its checksum does not fit", edit(tokenizer=longer))
+    moved = {**about["lengths"], "train": about["lengths"]["train"] - 9}
+    moved["validation"] += 9
+    change("is damaged: its checksum does not fit", edit(lengths=moved))
     cache.write_bytes(good)
     load(f"text:{path}", **options)
     path.write_bytes(path.read_bytes().replace(b"quick", b"quack", 1))

@@ -72,9 +72,9 @@ def test_names():
         ("gpt:width=9999999", "width must be a whole number"),
         ("gpt:depth", "unknown model 'gpt:depth'"),
         ("gpt:width=64,width=64", "names width twice"),
-        ("gpt:small,tied=2", "gpt:small,tied=2: tied must be 1, got 2"),
-        ("gpt:width=64,heads=3", "a width of 64 does not divide into 3 heads with an even number"),
-        ("gpt:width=6,heads=2", "a width of 6 does not divide into 2 heads"),
+        ("gpt:small,tied=2", "gpt:small,tied=2: tied must be 0 or 1, got 2"),
+        ("gpt:width=64,heads=3", "the width must be a multiple of 6, because each of the 3 heads"),
+        ("gpt:width=6,heads=2", "the width must be a multiple of 4"),
     ],
 )
 def test_wrong_names(name, message):

@@ -103,8 +103,9 @@ def test_marks_are_explained(tmp_path):
     both = "neumann:warmup_epochs=1"
     assert explain(both) == "Shaded: the warm-up of neumann; dotted: its resets."
     assert explain("neumann", ended=2) == "Shaded: the warm-up of neumann."
-    assert explain("neumann:warmup_epochs=0") == "Dotted: the resets of neumann."
-    assert explain(often) == "The 120 resets of neumann are too many to mark."
+    assert explain("neumann:warmup_epochs=0") == ""  # nothing after the start of the series
+    assert explain("neumann:warmup_epochs=0,reset_epochs=1") == "Dotted: the resets of neumann."
+    assert explain(often) == "The 119 resets of neumann are too many to mark."
     assert explain(both, "old", timetable=False) == (
         "Shaded: the warm-up of neumann; dotted: its resets. "
         "Older records: only resets that a recorded line mentions are marked."

@@ -11,7 +11,10 @@ from torch import nn
 from neumann.lab.commands.main import main
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset, Plan, load
+from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.studies.comparison import run_comparison
+from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.evaluation import MAX_LOGITS, Score, evaluate, evaluate_twice
 from neumann.lab.training.loop import Training
@@ -153,3 +156,55 @@ def test_a_sweep_chooses_the_lowest_loss(text, tmp_path, capsys):
     assert "bits per byte" in out
     page = (tmp_path / "sweep" / "report.html").read_text()
     assert "loss on held-out data, nats per token" in page
+
+
+# ---------------------------------------------------------------------- the text changes
+
+
+def test_a_run_is_not_continued_on_another_text(text, tmp_path):
+    config = configure(text, tokens="bytes", output=tmp_path / "run", resume="auto")
+    Training(config, Process()).run(config.output)
+    (config.output / "summary.json").unlink()
+    write_documents(text, make_documents(60))
+    with pytest.raises(UsageError, match="holds a run on another text: the files of --data have"):
+        Training(config, Process()).run(config.output)
+    write_documents(text, make_documents(40))
+    Training(config, Process()).run(config.output)
+
+
+@pytest.mark.slow
+def test_a_comparison_does_not_mix_texts(text, tmp_path):
+    given = {"data": f"text:{text}", "tokens": "bytes", "context": 16, "model": MODEL}
+    given |= {"arms": ("adamw", "sgd"), "epochs": 1, "batch_size": 16, "device": "cpu"}
+    before = run_comparison(CompareConfig(**given, seeds=1), tmp_path / "study")
+    kept = text.read_bytes()
+    write_documents(text, make_documents(60))
+    assert run_comparison(CompareConfig(**given, seeds=1), tmp_path / "study") == before
+    with pytest.raises(UsageError, match=r"adamw.*holds a run on another text"):
+        run_comparison(CompareConfig(**given, seeds=2), tmp_path / "study")
+    text.write_bytes(kept)
+    found = run_comparison(CompareConfig(**given, seeds=2), tmp_path / "study")
+    assert [row.score.n for row in found.rows] == [2, 2]
+
+
+# ---------------------------------------------------------------------- what is found early
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "gpt:wdth=3"}, "unknown gpt option 'wdth'; did you mean width"),
+        ({"model": "mlp"}, "model mlp reads vectors or images, but .* is a text; models that fit"),
+    ],
+)
+def test_a_wrong_model_is_found_before_the_text_is_tokenized(text, changes, message):
+    with pytest.raises(UsageError, match=message):
+        Training(configure(text, **changes), Process())
+    assert [file.name for file in text.parent.iterdir()] == [text.name]
+
+
+@pytest.mark.parametrize("target", [95.0, 0.0, -1.0, math.nan])
+def test_a_target_of_a_text_is_a_loss(text, target):
+    with pytest.raises(UsageError, match="--target must be a loss in nats per token"):
+        configure(text, target=target)
+    assert configure(text, target=3.5).target == 3.5

@@ -1,7 +1,7 @@
 """Run the command `neumann` and turn errors into exit codes.
 
     0          done
-    1          a worker process died
+    1          a worker process died, or memory ran out
     2          wrong usage or an unusable file; nothing was written
     3          the training diverged
     130, 143   stopped by SIGINT or SIGTERM; saved, and can be resumed
@@ -48,7 +48,7 @@ def _run(words: list[str]) -> int:
         from neumann.lab.commands.parser import run_command
     except ImportError as error:  # a package of the extra `lab` is missing
         return _fail(f"the lab needs its extra: {describe_install('lab')} ({error})")
-    from neumann.lab.errors import UsageError
+    from neumann.lab.errors import UsageError, is_out_of_memory
     from neumann.lab.storage.atomic_files import StorageError
     from neumann.lab.studies.lr_sweep import AllDivergedError
     from neumann.lab.studies.workers import CrashedError
@@ -71,6 +71,11 @@ def _run(words: list[str]) -> int:
         return _fail(str(error), error.exit_code)
     except Terminated:
         return _fail("stopped by SIGTERM", TERMINATED)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = "choose a smaller --model, --batch-size or --micro-batch-size"
+        return _fail(f"there is not enough memory: {advice}", CRASHED)
 
 
 def _fail(message: str, code: int = USAGE) -> int:

@@ -6,8 +6,10 @@ import sys
 from neumann.lab.commands.progress import show_training
 from neumann.lab.config import TrainConfig
 from neumann.lab.storage.folders import new_run_folder
+from neumann.lab.storage.reading import CONFIG
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, count_processes, gather_objects, join_processes
+from neumann.lab.training.records import check_same_config
 from neumann.optim import Neumann
 from neumann.optim.schedules import describe_long_warmup
 
@@ -20,6 +22,8 @@ def run(config: TrainConfig) -> None:
 
 def _train(config: TrainConfig, process: Process) -> None:
     """A separate function, so that the training is freed before the process group ends."""
+    if config.output is not None and (config.output / CONFIG).exists():
+        check_same_config(config.output, config.as_record())  # before the data is loaded
     training = Training(config, process)
     if process.is_leader and isinstance(training.optimizer, Neumann):
         warning = describe_long_warmup(training.optimizer, training.total_steps)

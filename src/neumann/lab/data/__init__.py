@@ -16,7 +16,7 @@ token_cache     the file of tokens next to a text
 """
 
 from neumann.lab.data.dataset import Dataset, Source
-from neumann.lab.data.load import load
+from neumann.lab.data.load import hash_data, load
 from neumann.lab.data.plan import Plan
 
-__all__ = ["Dataset", "Plan", "Source", "load"]
+__all__ = ["Dataset", "Plan", "Source", "hash_data", "load"]

@@ -67,14 +67,18 @@ class Request:
         if len(names) > 1 and any(place.exists() for place in self._list_places(self.argument)):
             return [self.find_path(form)]  # the comma belongs to its name
         files = [self._find(name, form) for name in names]
-        twice = next((file for file in files if files.count(file) > 1), None)
+        places = [file.resolve() for file in files]
+        twice = next((f for f, p in zip(files, places, strict=True) if places.count(p) > 1), None)
         if twice is not None:
             raise UsageError(f"{self.name} names {twice} twice")
         return files
 
     def _find(self, name: str, form: str) -> Path:
         if not name:
-            raise UsageError(f"the path after the colon is missing; it should look like {form}")
+            raise UsageError(
+                f"--data {self.name}: a path after the colon or a comma is missing; it should look "
+                f"like {form}"
+            )
         places = self._list_places(name)
         for place in places:
             if place.exists():

@@ -37,13 +37,19 @@ class Splits:
 def read_text(path: Path) -> str:
     """Read a text in UTF-8, and unpack it if its name ends in .gz or .xz."""
     content = read_bytes(path)
-    unpack = _UNPACKERS.get(path.suffix)
+    unpack = _UNPACKERS.get(path.suffix.lower())
     try:
         return (content if unpack is None else unpack(content)).decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text in UTF-8: {error}") from error
+        raise UsageError(
+            f"{path} is not a text in UTF-8: byte {error.start} is "
+            f"{error.object[error.start]:#x}; convert it, for example with iconv (.gz and .xz are "
+            "unpacked, other archives are not)"
+        ) from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be unpacked: {shorten(error)}") from error
+        raise UsageError(
+            f"{path} cannot be unpacked ({shorten(error)}); copy or download it again"
+        ) from error
 
 
 def read_bytes(path: Path) -> bytes:

@@ -5,12 +5,14 @@ DATASETS. If torchvision has the data set, `TorchvisionSet` is the loader and th
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from neumann.lab.data.augmentation import Augmentation
-from neumann.lab.data.dataset import Dataset, Request
+from neumann.lab.data.dataset import Dataset, Request, is_text
 from neumann.lab.data.image_sets import TorchvisionSet, load_digits, load_synthetic
 from neumann.lab.data.text import load_text
+from neumann.lab.data.token_cache import hash_files
 from neumann.lab.errors import UsageError, missing_package, unknown
 
 
@@ -48,6 +50,13 @@ DATASETS: dict[str, Callable[[Request], Dataset]] = {
 }
 
 
+def hash_data(name: str, data_dir: Path | None) -> str | None:
+    """A hash of the files of a text, as they are stored; None for other data."""
+    if not is_text(name):
+        return None
+    return hash_files(Request(name, data_dir=data_dir).find_paths("text:FILE"))
+
+
 def load(name: str, **options: Any) -> Dataset:
     """Load a data set by name, ready to give batches on the device; see Request for the options.
 
@@ -61,4 +70,6 @@ def load(name: str, **options: Any) -> Dataset:
             if request.tokens != DEFAULT_TOKENS and loader is not load_text:
                 raise UsageError(f"--tokens {request.tokens} is for text, not for {name}")
             return loader(request)
+    if Path(name).is_file():
+        raise UsageError(f"unknown data set {name!r}; a text file is named text:{name}")
     raise unknown("data set", name, DATASETS)

@@ -49,7 +49,10 @@ def load_text(request: Request) -> Dataset:
 
 def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     context = request.context
-    content = "".join(map(read_text, files))
+    contents = list(map(read_text, files))
+    if len(set(contents)) < len(contents):
+        raise UsageError(f"{request.name} names the same text twice, so it would be tested on it")
+    content = "".join(contents)
     code_points = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
     test = round(len(code_points) * TEST)
     if test <= context:
@@ -70,7 +73,7 @@ def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
 def _read_splits(request: Request, files: Sequence[Path]) -> Splits:
     documents = [document for file in files for document in list_documents(read_text(file))]
     if not documents:
-        raise UsageError(f"{request.argument} holds no text")
+        raise UsageError(f"{request.argument} holds no text; name a file that does")
     return split_documents(documents, request.argument)
 
 
@@ -123,5 +126,6 @@ def _check_window(request: Request, name: str, length: int, unit: str) -> None:
     if length <= request.context:
         raise UsageError(
             f"the {'training' if name == 'train' else name} documents of {request.argument} have "
-            f"{length} {unit}s; a context of {request.context} needs at least {request.context + 1}"
+            f"{length} {unit}s; a context of {request.context} needs at least "
+            f"{request.context + 1}: choose a smaller --context, or use more text"
         )

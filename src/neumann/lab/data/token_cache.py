@@ -26,7 +26,7 @@ from neumann.lab.storage import strict_json
 from neumann.lab.storage.atomic_files import explain_os_errors, remove_leftovers, write_atomically
 from neumann.lab.storage.field_types import find_wrong_field
 
-FORMAT = 1
+FORMAT = 2
 ALIGNMENT = 64  # bytes
 MAX_HEADER = 1 << 30  # bytes
 SETS = ("train", "validation", "test")
@@ -43,7 +43,7 @@ class Header:
     tokens: str  # as in --tokens
     bytes_per_token: int  # 2 or 4
     lengths: dict[str, int]  # tokens in each set
-    checksum: int  # crc32 of all tokens
+    checksum: int  # crc32 of this line with a checksum of 0, and of all tokens
     versions: dict[str, str]  # of the packages that made it
     tokenizer: str  # as JSON of Hugging Face's tokenizers
 
@@ -93,15 +93,13 @@ def write_cache(
     sets = [text.sets[name] for name in SETS]
     size = sets[0].dtype.itemsize
     contents = [array.astype(f"<u{size}", copy=False).tobytes() for array in sets]
-    checksum = 0
-    for content in contents:
-        checksum = zlib.crc32(content, checksum)
     lengths = {name: len(array) for name, array in zip(SETS, sets, strict=True)}
     names = [file.name for file in files]
     versions = {"tokenizers": metadata.version("tokenizers")}
     about = Header(
-        FORMAT, names, text_hash, str(tokens), size, lengths, checksum, versions, text.tokenizer
+        FORMAT, names, text_hash, str(tokens), size, lengths, 0, versions, text.tokenizer
     )
+    about = dataclasses.replace(about, checksum=_compute_checksum(about, contents))
     line = strict_json.dumps(dataclasses.asdict(about)).removesuffix(b"\n")
     padding = b" " * (-(len(line) + 1) % ALIGNMENT)
     parts = [line + padding + b"\n", *contents]
@@ -132,7 +130,7 @@ def read_cache(path: Path, text_hash: str, tokens: Tokens) -> TokenizedText | No
         raise _damaged(path, "it has the wrong size")
     # Copy on write: torch warns about arrays that it may not change.
     mapped = np.memmap(path, dtype, "c", len(line), (total,)) if total else np.zeros(0, dtype)
-    if zlib.crc32(mapped.data) != about.checksum:
+    if _compute_checksum(about, [mapped.data]) != about.checksum:
         raise _damaged(path, "its checksum does not fit")
     text = TokenizedText(dict(_cut(mapped, about.lengths)), about.tokenizer)
     try:
@@ -142,6 +140,15 @@ def read_cache(path: Path, text_hash: str, tokens: Tokens) -> TokenizedText | No
     if not fits or mapped.max(initial=0) >= tokens.vocabulary:
         raise _damaged(path, f"its tokens are not those of a vocabulary of {tokens.vocabulary}")
     return text
+
+
+def _compute_checksum(about: Header, contents: Sequence[bytes | memoryview]) -> int:
+    checksum = zlib.crc32(
+        strict_json.dumps(dataclasses.asdict(dataclasses.replace(about, checksum=0)))
+    )
+    for content in contents:
+        checksum = zlib.crc32(content, checksum)
+    return checksum
 
 
 def _explain_failure(path: Path) -> AbstractContextManager[None]:

@@ -7,6 +7,6 @@ gpt            a modern GPT
 timm_models    any image model of timm
 """
 
-from neumann.lab.models.build import build, classification_loss, list_fitting_models
+from neumann.lab.models.build import build, check_model, classification_loss, list_fitting_models
 
-__all__ = ["build", "classification_loss", "list_fitting_models"]
+__all__ = ["build", "check_model", "classification_loss", "list_fitting_models"]

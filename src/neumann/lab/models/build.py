@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from neumann.lab.data.dataset import Dataset, Kind
+from neumann.lab.data.dataset import Dataset, Kind, is_text
 from neumann.lab.errors import UsageError, unknown
 from neumann.lab.models import gpt
 from neumann.lab.models.image_models import cnn, mlp, resnet9, resnet18, resnet50
@@ -44,21 +44,25 @@ FORMS = (f"{RESNET9_PREFIX}W", *gpt.FORMS, f"{PREFIX}NAME")
 PLURALS = {"vector": "vectors", "image": "images", "text": "text"}
 
 
+def check_model(name: str, data: str) -> None:
+    """Raise a UsageError for a wrong name, or a model that cannot read a text.
+
+    Both are found before a text is tokenized, which can take minutes.
+    """
+    entry = _find_entry(name)
+    if is_text(data) and "text" not in entry.kinds:
+        fitting = [*(known for known, e in MODELS.items() if "text" in e.kinds), *gpt.FORMS]
+        raise UsageError(
+            f"model {name} reads {_describe_kinds(entry)}, but {data} is a text; models that fit: "
+            f"{', '.join(fitting)}"
+        )
+
+
 def build(name: str, dataset: Dataset) -> nn.Module:
     """Build a model by name for the inputs and classes of a data set, on the default device."""
-    entry = MODELS.get(name)
-    if name.startswith(PREFIX):
-        entry = Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
-    if name.startswith(RESNET9_PREFIX):
-        width = _parse_width(name)
-        entry = Entry(lambda shape, classes: resnet9(shape[0], classes, width), ("image",), 8)
-    if name.startswith(gpt.PREFIX):
-        gpt.parse_size(name)  # a wrong name first, then data that does not fit
-        entry = Entry(partial(gpt.build_gpt, name), ("text",))
-    if entry is None:
-        raise unknown("model", name, MODELS, FORMS)
+    entry = _find_entry(name)
     if not _fits(entry, dataset):
-        reads = " or ".join(PLURALS[kind] for kind in entry.kinds)
+        reads = _describe_kinds(entry)
         if dataset.kind in entry.kinds:
             reads = f"images of at least {entry.smallest}x{entry.smallest}"
         shape = "x".join(map(str, dataset.shape))
@@ -87,6 +91,24 @@ def classification_loss(
         main, auxiliary = (classification_loss(logits, labels, smoothing) for logits in output)
         return main + AUXILIARY * auxiliary
     return cross_entropy(output.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
+
+
+def _find_entry(name: str) -> Entry:
+    if name.startswith(PREFIX):
+        return Entry(partial(build_timm_model, name.removeprefix(PREFIX)), ("image",))
+    if name.startswith(RESNET9_PREFIX):
+        width = _parse_width(name)
+        return Entry(lambda shape, classes: resnet9(shape[0], classes, width), ("image",), 8)
+    if name.startswith(gpt.PREFIX):
+        gpt.parse_size(name)  # raises for a wrong one
+        return Entry(partial(gpt.build_gpt, name), ("text",))
+    if name not in MODELS:
+        raise unknown("model", name, MODELS, FORMS)
+    return MODELS[name]
+
+
+def _describe_kinds(entry: Entry) -> str:
+    return " or ".join(PLURALS[kind] for kind in entry.kinds)
 
 
 def _parse_width(name: str) -> int:

@@ -64,16 +64,19 @@ def parse_size(name: str) -> Size:
             raise unknown(f"{PREFIX.rstrip(':')} option", key, OPTIONS)
         if key in given:
             raise UsageError(f"model {name} names {key} twice")
-        if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) > 0):
-            raise UsageError(f"model {name}: {key} must be a whole number from 1 on, got {text!r}")
+        least = 0 if key == "tied" else 1
+        if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) >= least):
+            raise UsageError(
+                f"model {name}: {key} must be a whole number from {least} on, got {text!r}"
+            )
         given[key] = int(text)
     size = replace(size, **given)
     if size.tied > 1:
-        raise UsageError(f"model {name}: tied must be 1, got {size.tied}")
+        raise UsageError(f"model {name}: tied must be 0 or 1, got {size.tied}")
     if size.width % (2 * size.head_count):
         raise UsageError(
-            f"model {name}: a width of {size.width} does not divide into {size.head_count} heads "
-            "with an even number of features"
+            f"model {name}: the width must be a multiple of {2 * size.head_count}, because each of "
+            f"the {size.head_count} heads has an even number of features; got {size.width}"
         )
     return size
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from neumann.lab.contenders import get_name
+from neumann.lab.data import hash_data
 from neumann.lab.storage.reading import CONFIG, is_finished
 from neumann.lab.studies import study_files
 from neumann.lab.studies.results import Comparison, read_comparison, read_finished_run
@@ -35,7 +36,7 @@ from neumann.lab.studies.workers import (
 )
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, count_processes
-from neumann.lab.training.records import check_same_config
+from neumann.lab.training.records import check_same_config, check_same_data
 from neumann.lab.training.signals import Interrupted, signal_number
 
 Parts = Mapping[Path, CompareConfig]  # comparisons by folder
@@ -151,9 +152,14 @@ def _count_ended(runs: Runs) -> int:
 
 
 def _check_existing_runs(runs: Runs) -> None:
-    for run in runs.values():
-        if (get_output_folder(run) / CONFIG).exists():
-            check_same_config(get_output_folder(run), run.as_record())
+    """Refuse runs with another config and, before others are added to them, on another text."""
+    begun = [run for run in runs.values() if (get_output_folder(run) / CONFIG).exists()]
+    for run in begun:
+        check_same_config(get_output_folder(run), run.as_record())
+    if begun and _count_ended(runs) < len(runs):
+        hashes = {name: hash_data(*name) for name in {(run.data, run.data_dir) for run in begun}}
+        for run in begun:
+            check_same_data(get_output_folder(run), hashes[run.data, run.data_dir])
 
 
 def _train_all(runs: Runs, jobs: int, data: DataCache, session: Session) -> None:

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from neumann.lab.config import TrainConfig
-from neumann.lab.data import Dataset
+from neumann.lab.data import Dataset, hash_data
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
 from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import choose_metric
 from neumann.lab.models import build as build_model
-from neumann.lab.models import classification_loss
+from neumann.lab.models import check_model, classification_loss
 from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.storage import strict_json
 from neumann.lab.storage.reading import METRICS
@@ -75,6 +75,7 @@ class Training:
         self.config = config
         self.process = process
         self.device = process.device(config.device)
+        check_model(config.model, config.data)
         self.dataset = dataset or open_dataset(config, process)
         plan = plan_epoch(config, process, 0)
         self.steps_per_epoch = plan.count_batches(len(self.dataset.train))
@@ -141,7 +142,8 @@ class Training:
         self._settings = strict_json.encode(settings)
         self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         with Records(folder) as self._records:
-            self._on_leader(lambda: self._records.begin(settings))
+            data_hash = hash_data(self.config.data, self.config.data_dir)
+            self._on_leader(lambda: self._records.begin(settings, data_hash))
             files = read_run_files(folder)
             used = files.summary is not None or files.lines or self._checkpoints.list_steps()
             if used and self.config.resume != "auto":

@@ -1,6 +1,6 @@
 """The records of a run: a folder with three files, readable at any moment.
 
-config.json     the resolved config, and the environment it was started in
+config.json     the resolved config, the environment it was started in, and a hash of its text
 metrics.jsonl   one JSON object per line, each with its "kind" ("step", "epoch", …); appended
 summary.json    the result; written when the run finishes, so its presence says that it has
 
@@ -35,6 +35,7 @@ from neumann.lab.storage.reading import (
     RecordsError,
     parse_metrics,
     read_config,
+    read_json_object,
 )
 from neumann.lab.training.processes import count_processes
 
@@ -61,8 +62,8 @@ class Records:
         self._descriptor: int | None = None
         self._lock: FolderLock | None = None
 
-    def begin(self, config: dict[str, Any]) -> Self:
-        """Create the folder of the run, or continue it if it holds the same config.
+    def begin(self, config: dict[str, Any], data_hash: str | None = None) -> Self:
+        """Create the folder of the run, or continue it if it holds the same config and data.
 
         Where neither is possible, this raises a UsageError and changes nothing.
         """
@@ -75,14 +76,15 @@ class Records:
                 self._acquire_lock()
                 if os.path.exists(self.folder / CONFIG):
                     check_same_config(self.folder, config)
+                    check_same_data(self.folder, data_hash)
                 else:
-                    self._write_config(config)
+                    self._write_config(config, data_hash)
         except BaseException:
             self.close()
             raise
         return self
 
-    def _write_config(self, config: dict[str, Any]) -> None:
+    def _write_config(self, config: dict[str, Any], data_hash: str | None) -> None:
         for name in (METRICS, SUMMARY, CHECKPOINTS):
             if os.path.exists(self.folder / name):
                 raise UsageError(
@@ -91,6 +93,8 @@ class Records:
                 )
         remove_leftovers(self.folder)
         content = {"format": FORMAT, "config": config, "environment": describe_environment()}
+        if data_hash is not None:
+            content["data_hash"] = data_hash
         write_atomically(self.folder / CONFIG, [strict_json.dumps(content, indent=2)])
 
     def append(self, *, kind: str, **fields: Any) -> None:
@@ -177,3 +181,13 @@ def check_same_config(folder: Path, config: dict[str, Any]) -> None:
     # Compare as written: there a tuple is a list, and NaN equals itself.
     written = strict_json.encode(saved), strict_json.encode(config)
     refuse_difference(folder, "a run with another config", *written)
+
+
+def check_same_data(folder: Path, data_hash: str | None) -> None:
+    """Raise a UsageError if the folder's run was started on a text with another hash."""
+    saved = read_json_object(folder / CONFIG).get("data_hash")
+    if None not in (saved, data_hash) and saved != data_hash:
+        raise UsageError(
+            f"{folder} holds a run on another text: the files of --data have changed since it "
+            "began; restore them, or choose another --output"
+        )
