@@ -2,8 +2,8 @@
 
     python examples/gpt_text.py some_text.txt --steps 200
 
-Tokens are bytes, so nothing has to be learned before training. On a GPU the model is compiled and
-runs in bfloat16. The last tenth of the file is for validation.
+Tokens are bytes, so nothing has to be learned before training; unpack a packed file first. On a GPU
+the model is compiled and runs in bfloat16. The last tenth of the file is for validation.
 """
 
 import argparse
@@ -71,8 +71,6 @@ def train(
     """Train, print the loss now and then, and return the validation loss in nats per byte."""
     if not path.is_file():
         raise SystemExit(f"there is no file {path}")
-    if batch < 1:
-        raise SystemExit(f"--batch must be at least 1, got {batch}")
     content = bytearray(path.read_bytes())
     if len(content) < 20 * CONTEXT:
         raise SystemExit(f"{path} has {len(content)} bytes: {20 * CONTEXT} or more are needed")
@@ -109,15 +107,24 @@ def train(
     return validation
 
 
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", type=Path)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=64, help=f"windows of {CONTEXT} bytes a step")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--steps", type=count, default=200)
+    parser.add_argument(
+        "--batch", type=count, default=64, help=f"windows of {CONTEXT} bytes a step"
+    )
+    parser.add_argument("--width", type=count, default=256)
+    parser.add_argument("--depth", type=count, default=4)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     train(**vars(parser.parse_args()))

@@ -178,6 +178,15 @@ def test_two_corpora_with_the_same_first_file_have_their_own_caches(path):
     assert len(caches(path.parent)) == 2
 
 
+def test_files_of_one_name_in_two_folders_make_two_corpora(path):
+    options = {"tokens": "bpe:300", "context": 8}
+    for folder in ("first", "second"):
+        (path.parent / folder).mkdir()
+        other = write_documents(path.parent / folder / "more.txt", make_documents(50))
+        load(f"text:{path},{other}", **options)
+    assert len(caches(path.parent)) == 2
+
+
 def test_tokens_of_two_bytes_keep_their_value():
     values = np.array([0, 32767, 32768, 65535, 1, 2], np.uint16)
     source = Windows(torch.from_numpy(values.view(np.int16)), 2)

@@ -208,3 +208,22 @@ def test_a_target_of_a_text_is_a_loss(text, target):
     with pytest.raises(UsageError, match="--target must be a loss in nats per token"):
         configure(text, target=target)
     assert configure(text, target=3.5).target == 3.5
+
+
+def test_the_command_says_whether_the_target_was_reached(text, tmp_path, capsys):
+    words = [
+        "train",
+        "--data",
+        f"text:{text}",
+        "--tokens",
+        "bytes",
+        "--context",
+        "16",
+        "--model",
+        MODEL,
+    ]
+    words += ["--opt", "adamw", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
+    assert main([*words, "--target", "9", "--output", str(tmp_path / "easy")]) == 0
+    assert "the target of 9 nats per token was reached after " in capsys.readouterr().out
+    assert main([*words, "--target", "0.1", "--output", str(tmp_path / "hard")]) == 0
+    assert "the target of 0.1 nats per token was not reached" in capsys.readouterr().out

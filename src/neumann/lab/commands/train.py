@@ -39,3 +39,7 @@ def _train(config: TrainConfig, process: Process) -> None:
             time += f" and {summary.compile_seconds:.1f} s of compilation"
         score = config.metric.describe(dataclasses.asdict(summary))
         print(f"{score} after {summary.steps} steps, {time}: {folder}")
+        if config.target is not None:
+            reached = summary.steps_to_target
+            when = "was not reached" if reached is None else f"was reached after {reached} steps"
+            print(f"the target of {config.metric.format_target(config.target)} {when}")

@@ -7,6 +7,7 @@ a damaged one, is a UsageError that names it: it is never replaced, because a ru
 """
 
 import dataclasses
+import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,8 @@ def get_cache_path(files: Sequence[Path], tokens: Tokens) -> Path:
     """Name the cache after the text: next to its first file, with a hash if there are more."""
     name = files[0].name
     if len(files) > 1:
-        listed = "\0".join(file.name for file in files).encode()
+        # From the first one, so that the folder of a text may move.
+        listed = "\0".join(os.path.relpath(file, files[0].parent) for file in files).encode()
         name += f"+{len(files) - 1}-{blake2b(listed, digest_size=4).hexdigest()}"
     return files[0].with_name(f"{name}.{str(tokens).replace(':', '-')}.tokens")
 
