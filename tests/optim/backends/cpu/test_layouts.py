@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("numba")
 
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.tensors import Tensors
+from neumann.optim.tensors import Tensors, is_dense
 from tests.support.cpu_passes import (
     BF16,
     C64,
@@ -84,5 +84,12 @@ def test_the_layouts_of_these_tests_differ():
     plain = torch.randn(6, 5, 3, 4)
     laid = {layout: laid_out(plain, layout) for layout in LAYOUTS}
     assert all(torch.equal(t, plain) for t in laid.values())
-    assert [name for name, t in laid.items() if numba_pass._is_dense(t)] == list(LAYOUTS[:3])
+    dense = [name for name, t in laid.items() if is_dense(t.shape, t.stride())]
+    assert dense == list(LAYOUTS[:3])
     assert len({t.stride() for t in laid.values()}) == len(LAYOUTS)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 4), (1, 5), ()])
+def test_tensors_without_gaps_are_dense(shape):
+    assert is_dense(shape, torch.empty(shape).stride())
+    assert not is_dense((4, 3), torch.empty(4, 6)[:, ::2].stride())
