@@ -46,6 +46,11 @@ def test_a_bad_arm_does_not_squeeze_the_others(tmp_path, data):
     assert ("lower is better" in chart.title) == (data != "digits")
 
 
+def test_two_arms_are_both_shown(tmp_path):
+    chart = read_chart(tmp_path, {"sgd": {}, "adamw": {"best": 30.0}})
+    assert all(row.mean is not None and not row.beyond for row in chart.rows)
+
+
 def test_equal_seeds_do_not_hide_each_other(tmp_path):
     folder = fake_comparison(tmp_path, {"sgd": {}, "adam": {"best": 90.0}}, 2, epochs=1)
     for name in ("summary.json", "metrics.jsonl"):

@@ -95,7 +95,10 @@ def _find_extent(row: ArmResult) -> tuple[float, float] | None:
 def _choose_limits(
     comparison: Comparison, extents: Sequence[tuple[float, float] | None]
 ) -> tuple[float, float]:
-    """Fit the axis to all arms, or if bad ones would squeeze the others, to the better half."""
+    """Fit the axis to all arms, or if bad ones would squeeze the others, to the better half.
+
+    The better half has at least two, because a result is a comparison.
+    """
     metric = comparison.metric
     known = [
         (metric.gain(row.score.mean), extent)
@@ -104,7 +107,7 @@ def _choose_limits(
     ]
     known.sort(reverse=True)
     low, high = _span([extent for _, extent in known])
-    best_low, best_high = _span([extent for _, extent in known[: math.ceil(len(known) / 2)]])
+    best_low, best_high = _span([extent for _, extent in known[: max(2, math.ceil(len(known) / 2))]])
     width = best_high - best_low
     if width > 0 and high - low > FAR * width:
         if metric.higher_is_better:
