@@ -16,7 +16,7 @@ from typing_extensions import Doc
 
 from neumann.lab.data.dataset import is_text
 from neumann.lab.data.load import DATASETS
-from neumann.lab.data.tokens import LARGEST_BPE, Tokens
+from neumann.lab.data.tokens import Tokens
 from neumann.lab.errors import UsageError, missing_package, require
 from neumann.lab.lengths import Length
 from neumann.lab.lr_schedules import Schedule
@@ -28,7 +28,6 @@ from neumann.lab.optimizers.arms import Arm
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.
 BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
-LARGEST_LOSS = math.log(LARGEST_BPE)  # nats, of a guess among the most tokens there can be
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (
@@ -116,8 +115,7 @@ class Settings:
         if self.target is not None:
             good, kind = math.isfinite(self.target), "a number, such as 95"
             if is_text(self.data):
-                good = 0 < self.target < LARGEST_LOSS
-                kind = "a loss in nats per token, such as 3.5"
+                good, kind = 0 < self.target < math.inf, "a loss in nats per token, such as 3.5"
             require(good, f"--target must be {kind}; got {self.target:g}")
 
     def _check_ramp(self) -> None:

@@ -49,8 +49,9 @@ from neumann.optim.write_watch import WriteWatch
 
 
 class Neumann(Optimizer):
-    """The Neumann optimizer. By default this is the paper's Algorithm 2; for large batches, use
-    `precondition="spectral"` or, better, :func:`neumann.large_batch`.
+    """The Neumann optimizer: by default the paper's Algorithm 2.
+
+    For large batches, use :func:`neumann.large_batch`, or `precondition="spectral"`.
 
     The warm-up is plain SGD. After it, each step adds a term to a Neumann series for the inverse
     Hessian applied to the gradient. A cubic term attracts the weights to their moving
@@ -65,8 +66,8 @@ class Neumann(Optimizer):
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
             momentum, weight decay, precondition and maximize.
         lr: the learning rate η, a float or a 0-d tensor. The only option to tune. Start with a
-            value that suits Nesterov SGD with momentum 0.9; with the spectral preconditioner, start
-            with 0.015, with the diagonal one with 0.0025.
+            value that suits Nesterov SGD with momentum 0.9, or with 0.015 for the spectral
+            preconditioner and 0.0025 for the diagonal one.
         steps_per_epoch: optimizer steps (not micro-batches) per epoch; turns the epochs below into
             steps, rounded half up.
         warmup_epochs: length of the SGD warm-up. Default: 5, or 0 with a preconditioner.
@@ -76,8 +77,7 @@ class Neumann(Optimizer):
         reset_growth: the interval grows by this factor after each reset (1.0 is the printed
             algorithm, t = 1 mod K).
         momentum: the upper limit in μ(t) = min(momentum, 1 − 1/(1 + t)). Schedulers may change it.
-            Default: 0.9, or 0.6 with a preconditioner that applies momentum itself, as "spectral"
-            does.
+            Default: 0.9, or 0.6 with a preconditioner that has its own momentum ("spectral").
         cubic: α, the strength of the attraction. Default: 1e-7, or 0 with a preconditioner.
         repulsive: β per variable, the strength of the repulsion. Default: 1e-5, or 0 with a
             preconditioner.

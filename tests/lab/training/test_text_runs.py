@@ -203,7 +203,7 @@ def test_a_wrong_model_is_found_before_the_text_is_tokenized(text, changes, mess
     assert [file.name for file in text.parent.iterdir()] == [text.name]
 
 
-@pytest.mark.parametrize("target", [95.0, 0.0, -1.0, math.nan])
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_a_target_of_a_text_is_a_loss(text, target):
     with pytest.raises(UsageError, match="--target must be a loss in nats per token"):
         configure(text, target=target)

@@ -64,7 +64,7 @@ def get_cache_path(files: Sequence[Path], tokens: Tokens) -> Path:
     """Name the cache after the text: next to its first file, with a hash if there are more."""
     name = files[0].name
     if len(files) > 1:
-        # From the first one, so that the folder of a text may move.
+        # Relative to the first file, so that the folder can be moved.
         listed = "\0".join(os.path.relpath(file, files[0].parent) for file in files).encode()
         name += f"+{len(files) - 1}-{blake2b(listed, digest_size=4).hexdigest()}"
     return files[0].with_name(f"{name}.{str(tokens).replace(':', '-')}.tokens")
@@ -145,9 +145,8 @@ def read_cache(path: Path, text_hash: str, tokens: Tokens) -> TokenizedText | No
 
 
 def _compute_checksum(about: Header, contents: Sequence[bytes | memoryview]) -> int:
-    checksum = zlib.crc32(
-        strict_json.dumps(dataclasses.asdict(dataclasses.replace(about, checksum=0)))
-    )
+    blank = dataclasses.replace(about, checksum=0)
+    checksum = zlib.crc32(strict_json.dumps(dataclasses.asdict(blank)))
     for content in contents:
         checksum = zlib.crc32(content, checksum)
     return checksum

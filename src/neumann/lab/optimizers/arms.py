@@ -231,5 +231,5 @@ def _to_float(arm: Arm, key: str, value: Any) -> float:
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written in an arm: true, false and none in small letters."""
+    """A value as it is written in an arm: true, false and none in lower case."""
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

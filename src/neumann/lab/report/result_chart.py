@@ -107,7 +107,8 @@ def _choose_limits(
     ]
     known.sort(reverse=True)
     low, high = _span([extent for _, extent in known])
-    best_low, best_high = _span([extent for _, extent in known[: max(2, math.ceil(len(known) / 2))]])
+    better = known[: max(2, math.ceil(len(known) / 2))]
+    best_low, best_high = _span([extent for _, extent in better])
     width = best_high - best_low
     if width > 0 and high - low > FAR * width:
         if metric.higher_is_better:

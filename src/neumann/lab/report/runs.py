@@ -111,7 +111,8 @@ class Run:
         reached = (self._run_step(step) for step in sorted(resets))
         return Phases(
             min(self._run_step(warmup), self.last_step),
-            tuple(step for step in reached if 1 < step <= self.last_step),  # 1 is the start
+            # In the first step there is nothing to reset.
+            tuple(step for step in reached if 1 < step <= self.last_step),
             complete=plan is not None,
         )
 

@@ -22,8 +22,8 @@ from neumann.optim.preconditioners import orthogonalization
 from neumann.optim.preconditioners.matrix_view import MatrixView
 from neumann.optim.tensors import is_dense
 
-MAX_CACHED_PLANS = 64  # plans: one for each list of shapes that a P is applied to
-MAX_BATCH_ELEMENTS = 2**27  # elements of a batch: more would need memory, and be no faster
+MAX_CACHED_PLANS = 64  # one for each list of shapes that a P is applied to
+MAX_BATCH_ELEMENTS = 2**27  # more would need memory, and be no faster
 Ints = tuple[int, ...]
 
 
