@@ -16,7 +16,6 @@ from benchmarks.language.language_variants import (
     RECIPE,
     VARIANTS,
     build_variant,
-    decay_cautiously,
     list_variants,
     make_variant,
 )
@@ -28,6 +27,7 @@ from benchmarks.language.lead_preconditioners import (
     Whitened,
 )
 from benchmarks.language.leads import Leads, format_leads
+from benchmarks.language.step_wrappers import decay_cautiously
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.preconditioners import Momentum, Spectral

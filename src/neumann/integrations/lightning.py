@@ -13,7 +13,7 @@ from torch import Tensor
 from neumann.extras import describe_install
 from neumann.optim import Neumann, recipe
 from neumann.optim.guard import find_neumann
-from neumann.optim.schedules import warn_of_long_warmup
+from neumann.optim.long_warmup import warn_of_long_warmup
 from neumann.optim.state import WEIGHTS
 
 if TYPE_CHECKING:

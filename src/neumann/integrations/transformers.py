@@ -14,7 +14,7 @@ from neumann.extras import describe_install
 from neumann.optim import Neumann, recipe
 from neumann.optim.groups import param_groups
 from neumann.optim.guard import find_neumann
-from neumann.optim.schedules import warn_of_long_warmup
+from neumann.optim.long_warmup import warn_of_long_warmup
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

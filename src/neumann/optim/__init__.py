@@ -30,6 +30,7 @@ Around it:
     roles            what each parameter of a model is for: hidden matrix, embedding, output, vector
     groups           parameter groups by role, with the P, decay and scale of each
     schedules        learning rates over a run (μ(t) is in `phases`)
+    long_warmup      a warning if the SGD warm-up covers most of a run
     recipe           groups, optimizer and schedule in one call
     guard            a warning before displaced weights are saved as a model
     batchnorm        statistics for the evaluation weights

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from neumann.optim.long_warmup import warn_of_long_warmup
 from neumann.validation import require_integer, require_positive
 
 __all__ = [
@@ -413,22 +414,3 @@ class InverseTime(_RampedSchedule):
 
     def factor_after_ramp(self, steps: int) -> float:
         return _inverse(self.decay_steps, steps)
-
-
-def warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
-    """Warn if Neumann's SGD warm-up covers most of a run."""
-    message = describe_long_warmup(optimizer, total_steps)
-    if message:
-        warnings.warn(message, UserWarning, stacklevel=4)
-
-
-def describe_long_warmup(optimizer: Optimizer, total_steps: int) -> str | None:
-    """What to say if Neumann's SGD warm-up covers most of a run; None if it does not."""
-    warmup_steps = optimizer.param_groups[0].get("warmup_steps")
-    if warmup_steps is None or 2 * warmup_steps <= total_steps:
-        return None
-    covered = "all" if warmup_steps >= total_steps else "most"
-    return (
-        f"the optimizer's SGD warm-up of {warmup_steps} steps covers {covered} of the run's "
-        f"{total_steps}: lower warmup_epochs or warmup_steps of the optimizer"
-    )

@@ -11,7 +11,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, count_processes, gather_objects, join_processes
 from neumann.lab.training.records import check_same_config
 from neumann.optim import Neumann
-from neumann.optim.schedules import describe_long_warmup
+from neumann.optim.long_warmup import describe_long_warmup
 
 
 def run(config: TrainConfig) -> None:
