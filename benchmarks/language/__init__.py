@@ -8,6 +8,6 @@ narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers
 anything?).
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
 `lead_preconditioners` (their P), `step_wrappers` (what they do around a step), `search_space` (what
-is tuned), `language_runs` (one run),
-`contest_stages` (all runs of the contest), `contest_summary` (its tables and verdicts).
+is tuned), `language_runs` (one run), `contest_stages` (all runs of the contest), `contest_summary`
+(its tables and verdicts).
 """
