@@ -7,7 +7,7 @@
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. Muon's began with far too much decay and hardly got to its momentum, so it gets a
-second one of 12 runs, in which the learning rate moves without lr · decay. The recipe gets none:
+second one of 12 runs, in which lr · decay stays when the learning rate moves. The recipe gets none:
 learning rate, decay and momenta are its defaults. Then each peer and the recipe train with the same
 ten fresh seeds and are scored on the test set. Muon's seeds differ from AdamW's, because AdamW was
 tested before Muon's second search, when the loss left out up to 127 windows at the end of a set.
@@ -72,7 +72,8 @@ def find_tested(
         key.seed: run["loss"]
         for key, run in ledger.runs.items()
         if (key.stage, key.tokens_per_step, key.steps) == ("test", *length)
-        and (key.setting.arm, key.seed in seeds) == (arm, True)
+        and key.setting.arm == arm
+        and key.seed in seeds
     }
 
 
