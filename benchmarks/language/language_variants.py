@@ -19,6 +19,7 @@ from benchmarks.language.lead_preconditioners import (
     SlowSum,
     Whitened,
 )
+from benchmarks.language.rotation import RotatedDiagonal, RotatedOutput
 from benchmarks.language.step_wrappers import (
     CautiousDecay,
     ChangedGradients,
@@ -38,6 +39,7 @@ SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 # Strengths of the leads that are tried together.
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
 SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
+ROTATION = 1.5  # of the rotated output layer's steps
 SPLIT = ("query.weight", "key.weight")  # what is orthogonalized head by head
 
 Build = Callable[[nn.Module, Setting, int], Any]
@@ -85,14 +87,23 @@ def _cool_down_rest(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
 
 
 def _change_before(
-    model: nn.Module, setting: Setting, steps: int, make: Callable[[Setting, int], Preconditioner]
+    model: nn.Module,
+    setting: Setting,
+    steps: int,
+    make: Callable[[Setting, int], Preconditioner],
+    rotation: float = 0.0,
 ) -> Any:
-    """Something else than momentum between the gradients and the polar step."""
+    """Something else than momentum between the gradients and the polar step.
+
+    `rotation` is the strength of a rotated output layer; 0 leaves that layer as it is.
+    """
     before = make(setting, steps)
     if setting.arm == RECIPE:
-        return build_recipe(model, setting, lambda p: replace(p, before=before))
+        rotate = partial(_rotate, rotation)
+        return build_recipe(model, setting, lambda p: replace(p, before=before), rotate)
     arm = build_arm(model, setting, steps)
-    return ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
+    changed = ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
+    return _wrap_output(changed, model, replace(setting, strength=rotation), steps)
 
 
 def _make_late_momentum(setting: Setting, steps: int, slow: float) -> Preconditioner:
@@ -139,10 +150,12 @@ def _put_rows_together(model: nn.Module, setting: Setting, steps: int) -> Wrappe
     return CautiousDecay(inner, setting, steps)
 
 
-def _put_cheap_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+def _put_cheap_together(
+    model: nn.Module, setting: Setting, steps: int, rotation: float = 0.0
+) -> Wrapper:
     """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown."""
     slow = partial(_make_late_momentum, slow=SLOW)
-    inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow)
+    inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow, rotation)
     cautious = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
     return Cooldown(cautious, setting, steps)
 
@@ -167,6 +180,34 @@ def _split_heads(model: nn.Module, setting: Setting, steps: int) -> Any:
         groups.append({**whole, "params": chosen, "precondition": p})
 
     return build_recipe(model, setting, change_groups=split)
+
+
+def _rotate_output(model: nn.Module, setting: Setting, steps: int) -> Any:
+    """The output layer is divided in a rotated basis; the strength multiplies its steps."""
+    if setting.arm == RECIPE:
+        return build_recipe(model, setting, change_groups=partial(_rotate, setting.strength))
+    return _wrap_output(build_arm(model, setting, steps), model, setting, steps)
+
+
+def _rotate(strength: float, groups: list[dict[str, Any]]) -> None:
+    if strength == 0:
+        return
+    (group,) = (group for group in groups if group["role"] == "output")
+    p = group["precondition"]
+    group["precondition"] = RotatedDiagonal(scale=p.scale * strength, before=p.before)
+
+
+def _wrap_output(inner: Any, model: nn.Module, setting: Setting, steps: int) -> Any:
+    if setting.strength == 0:
+        return inner
+    (output,) = collect_roles(model)["output"]
+    return RotatedOutput(inner, setting, steps, output)
+
+
+def _rotate_and_cool_down(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
+    """A rotated output layer and a power cooldown; the strength is that of the cooldown."""
+    rotated = _rotate_output(model, replace(setting, strength=ROTATION), steps)
+    return Cooldown(rotated, setting, steps)
 
 
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -217,6 +258,11 @@ VARIANTS: dict[str, Variant] = {
     "power cooldown, cautious": Variant(_cool_down_cautiously, (0.5, 0.7)),
     "late cooldown": Variant(_cool_down_late, (0.5, 0.7)),
     "head by head": Variant(_split_heads, (1.0, 2.5), (RECIPE,)),
+    "rotated output": Variant(_rotate_output, (1.0, 1.5, 2.0)),
+    "rotated output, power cooldown": Variant(_rotate_and_cool_down, (0.5, 0.7)),
+    "rotated output, power, slow, cautious": Variant(
+        partial(_put_cheap_together, rotation=ROTATION), (0.7, 0.85)
+    ),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon

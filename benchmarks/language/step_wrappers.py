@@ -30,6 +30,11 @@ class Wrapper:
         return groups
 
     @property
+    def state(self) -> dict[Tensor, Any]:
+        state: dict[Tensor, Any] = self.inner.state
+        return state
+
+    @property
     def parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
@@ -110,7 +115,7 @@ class FixedNorm(Wrapper):
 
     def finish(self) -> None:
         for p, norm in self._norms.items():
-            state = getattr(self.inner, "state", {}).get(p, {})
+            state = self.state.get(p, {})
             shown = compute_evaluation(p, state) if "iterate" in state else p.detach().clone()
             p.add_(shown * (norm / shown.norm() - 1))
 

@@ -47,6 +47,7 @@ CHANGED_ANYWAY = (
     "fixed norm",
     "cautious decay",
     "power cooldown, cautious",
+    "rotated output, power cooldown",
     "head by head",
     *(name for name in VARIANTS if ", slow" in name),
 )

@@ -1,0 +1,103 @@
+"""Adam's division in a rotated basis, for the output layer: SOAP on the side of its inputs alone.
+
+An output layer over a vocabulary is too tall for its left side, but its inputs are as many as the
+network is wide. In the basis of the eigenvectors of the moving mean of MᵀM the elements of a
+gradient are less correlated than in the basis of the weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.language.language_arms import Setting
+from benchmarks.language.lead_preconditioners import is_due
+from benchmarks.language.step_wrappers import Wrapper
+from neumann.optim.preconditioners import Diagonal, Preconditioner
+from neumann.optim.preconditioners.protocol import States
+
+GRAM_DECAY = 0.95  # of the moving mean of MᵀM
+
+
+@dataclass(frozen=True)
+class RotatedDiagonal:
+    """The diagonal P in the basis of the eigenvectors of MᵀM.
+
+    M is what comes out of `before`. Waits for the device.
+    """
+
+    decay: float = 0.95
+    scale: float = 0.2
+    before: Preconditioner | None = None
+
+    name = "rotated diagonal"
+
+    def elementwise(self, parameter: Tensor) -> bool:
+        return False
+
+    def create(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {**create_basis(parameter), **self._diagonal.create(parameter)}
+
+    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
+        for m, state in zip(gradients, states, strict=True):
+            turn_basis(state, m, int(state["seen"]) + 1)
+        bases = [state["basis"] for state in states]
+        rotated = [m @ basis for m, basis in zip(gradients, bases, strict=True)]
+        found = self._diagonal.apply(rotated, states)
+        return [d @ basis.mT for d, basis in zip(found, bases, strict=True)]
+
+    @property
+    def _diagonal(self) -> Diagonal:
+        return Diagonal(decay=self.decay, scale=self.scale)
+
+
+class RotatedOutput(Wrapper):
+    """The optimizer sees the output layer in the basis of the eigenvectors of its GᵀG.
+
+    This is how AdamW, which takes the output layer of Muon, becomes SOAP on one side: its first
+    moment moves along when the basis changes. The strength multiplies the layer's learning rate.
+    """
+
+    def __init__(self, inner: Any, setting: Setting, steps: int, output: Tensor) -> None:
+        super().__init__(inner, setting, steps)
+        self._output, self._state = output, create_basis(output)
+        (self._group,) = (group for group in self.param_groups if group["params"][0] is output)
+        self._before = output.detach().clone()
+
+    def prepare(self) -> None:
+        gradient, basis = cast(Tensor, self._output.grad), self._state["basis"]
+        old = basis.clone()
+        turn_basis(self._state, gradient, self.done + 1)
+        if self.done:
+            average = self.state[self._output]["exp_avg"]
+            average.copy_(average @ old.mT @ basis)
+        self._group["lr"] *= self.setting.strength
+        self._before.copy_(self._output)
+        self._output.grad = gradient @ basis
+
+    def finish(self) -> None:
+        decayed = self._before * (1 - self._group["lr"] * self._group["weight_decay"])
+        step = self._output - decayed
+        self._output.copy_(decayed + step @ self._state["basis"].mT)
+
+
+def create_basis(matrix: Tensor) -> dict[str, Tensor]:
+    """The state of a basis for the rows of a matrix."""
+    size = matrix.shape[1]
+    gram = torch.zeros(size, size, device=matrix.device)
+    return {"gram": gram, "basis": torch.eye(size, device=matrix.device)}
+
+
+def turn_basis(state: dict[str, Tensor], m: Tensor, seen: int) -> None:
+    """Add a matrix to the moving mean, and from time to time follow its eigenvectors.
+
+    They are decomposed once. After that one step of orthogonal iteration keeps up with them.
+    """
+    gram, basis = state["gram"], state["basis"]
+    gram.lerp_(m.mT @ m, 1 - GRAM_DECAY)
+    if seen == 1:
+        basis.copy_(torch.linalg.eigh(gram).eigenvectors.flip(1))  # the largest comes first
+    elif is_due(seen):
+        basis.copy_(torch.linalg.qr(gram @ basis).Q)
