@@ -19,7 +19,7 @@ from benchmarks.language.lead_preconditioners import (
     SlowSum,
     Whitened,
 )
-from benchmarks.language.rotation import RotatedDiagonal, RotatedOutput
+from benchmarks.language.rotation import RotatedDiagonal, RotatedOutput, WhitenedRows
 from benchmarks.language.step_wrappers import (
     CautiousDecay,
     ChangedGradients,
@@ -40,7 +40,9 @@ SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
 SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
 ROTATION = 1.5  # of the rotated output layer's steps
-SPLIT = ("query.weight", "key.weight")  # what is orthogonalized head by head
+QUERIES_AND_KEYS = ("query.weight", "key.weight")
+VALUES = ("value.weight", "attention_out.weight")
+FORWARD = ("forward_in.weight", "forward_out.weight")
 
 Build = Callable[[nn.Module, Setting, int], Any]
 
@@ -171,15 +173,43 @@ def _split_heads(model: nn.Module, setting: Setting, steps: int) -> Any:
     """Queries and keys are orthogonalized head by head; the strength multiplies their steps."""
     heads = model.layers[0].heads  # type: ignore[index, union-attr]
 
+    def change(p: Any) -> Preconditioner:
+        found: Preconditioner = replace(p, view=MatrixView(heads=heads))
+        return found
+
+    return _change_matrices(model, setting, steps, QUERIES_AND_KEYS, change)
+
+
+def _change_matrices(
+    model: nn.Module,
+    setting: Setting,
+    steps: int,
+    names: tuple[str, ...],
+    change: Callable[[Any], Any] = lambda p: p,
+) -> Any:
+    """Another P for the hidden matrices whose names end so; the strength multiplies its steps."""
+
     def split(groups: list[dict[str, Any]]) -> None:
-        (whole,) = (group for group in groups if group["role"] == "hidden")
-        chosen = [pair for pair in whole["params"] if pair[0].endswith(SPLIT)]
-        whole["params"] = [pair for pair in whole["params"] if not pair[0].endswith(SPLIT)]
-        p = whole["precondition"]
-        p = replace(p, view=MatrixView(heads=heads), scale=p.scale * setting.strength)
+        whole = _find_role(groups, "hidden")
+        chosen = [pair for pair in whole["params"] if pair[0].endswith(names)]
+        whole["params"] = [pair for pair in whole["params"] if not pair[0].endswith(names)]
+        p = change(whole["precondition"])
+        p = replace(p, scale=p.scale * setting.strength)
         groups.append({**whole, "params": chosen, "precondition": p})
 
     return build_recipe(model, setting, change_groups=split)
+
+
+def _change_momentum(model: nn.Module, setting: Setting, steps: int, role: str) -> Any:
+    """Another μ for a role, with the same lr/(1 − μ); the strength is that μ."""
+
+    def change(groups: list[dict[str, Any]]) -> None:
+        group = _find_role(groups, role)
+        p, share = group["precondition"], (1 - setting.strength) / (1 - setting.momentum)
+        group["precondition"] = replace(p, scale=p.scale * share)
+        group["momentum"] = setting.strength
+
+    return build_recipe(model, setting, change_groups=change)
 
 
 def _rotate_output(model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -192,9 +222,26 @@ def _rotate_output(model: nn.Module, setting: Setting, steps: int) -> Any:
 def _rotate(strength: float, groups: list[dict[str, Any]]) -> None:
     if strength == 0:
         return
-    (group,) = (group for group in groups if group["role"] == "output")
+    group = _find_role(groups, "output")
     p = group["precondition"]
     group["precondition"] = RotatedDiagonal(scale=p.scale * strength, before=p.before)
+
+
+def _whiten_output(model: nn.Module, setting: Setting, steps: int, memory: float) -> Any:
+    """The output layer has even rows that are whitened; the strength multiplies its steps."""
+
+    def whiten(groups: list[dict[str, Any]]) -> None:
+        group = _find_role(groups, "output")
+        p = group["precondition"]
+        scale = p.scale * setting.strength
+        group["precondition"] = WhitenedRows(memory, scale=scale, before=p.before)
+
+    return build_recipe(model, setting, change_groups=whiten)
+
+
+def _find_role(groups: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    (found,) = (group for group in groups if group["role"] == role)
+    return found
 
 
 def _wrap_output(inner: Any, model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -262,6 +309,19 @@ VARIANTS: dict[str, Variant] = {
     "rotated output, power cooldown": Variant(_rotate_and_cool_down, (0.5, 0.7)),
     "rotated output, power, slow, cautious": Variant(
         partial(_put_cheap_together, rotation=ROTATION), (0.7, 0.85)
+    ),
+    "whitened output": Variant(partial(_whiten_output, memory=0.95), (1.0, 1.5), (RECIPE,)),
+    "polar output": Variant(partial(_whiten_output, memory=0.0), (0.5, 1.0), (RECIPE,)),
+    "queries and keys": Variant(
+        partial(_change_matrices, names=QUERIES_AND_KEYS), (0.7, 1.5), (RECIPE,)
+    ),
+    "values": Variant(partial(_change_matrices, names=VALUES), (0.7, 1.5), (RECIPE,)),
+    "forward layers": Variant(partial(_change_matrices, names=FORWARD), (0.7, 1.5), (RECIPE,)),
+    "momentum of the output": Variant(
+        partial(_change_momentum, role="output"), (0.4, 0.8), (RECIPE,)
+    ),
+    "momentum of embeddings": Variant(
+        partial(_change_momentum, role="embedding"), (0.4, 0.8), (RECIPE,)
     ),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),

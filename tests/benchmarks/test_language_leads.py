@@ -48,6 +48,8 @@ CHANGED_ANYWAY = (
     "cautious decay",
     "power cooldown, cautious",
     "rotated output, power cooldown",
+    "whitened output",
+    "polar output",
     "head by head",
     *(name for name in VARIANTS if ", slow" in name),
 )
@@ -102,8 +104,14 @@ def test_every_variant_trains_and_differs_from_the_plain_arm(plain, arm, name):
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(found))
 
 
+# Where a lead changes nothing, if that is not at 0.
+MATRICES = ("queries and keys", "values", "forward layers")
 ONE = ("slower rest", "power cooldown", "late cooldown", *(n for n in VARIANTS if "control" in n))
-NEUTRAL = {name: 1.0 if name in ONE else 0.0 for name in VARIANTS}
+NEUTRAL = {
+    **dict.fromkeys(VARIANTS, 0.0),
+    **dict.fromkeys([*ONE, *MATRICES], 1.0),
+    **dict.fromkeys(["momentum of the output", "momentum of embeddings"], 0.6),  # μ of make_base
+}
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name not in CHANGED_ANYWAY])

@@ -1,5 +1,6 @@
 """Adam's division in a rotated basis: against formulas, on gradients whose directions differ."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,6 +8,7 @@ from benchmarks.language.language_arms import Setting
 from benchmarks.language.rotation import (
     RotatedDiagonal,
     RotatedOutput,
+    WhitenedRows,
     create_basis,
     turn_basis,
 )
@@ -31,6 +33,28 @@ def test_the_rotated_diagonal_evens_out_all_directions_of_a_row():
         sizes[p.name] = (direction @ turned).square().mean(0).sqrt()
     assert sizes["diagonal"].max() > 5 * sizes["diagonal"].min()
     assert torch.allclose(sizes["rotated diagonal"], torch.full((6,), 0.2), rtol=0.3)
+
+
+def test_whitened_rows_without_memory_are_the_polar_factor_of_even_rows():
+    _, (gradient, *_) = make_output_gradients(1)
+    gradient = gradient * torch.logspace(-3, 3, 40)[:, None]
+    p = WhitenedRows(memory=0.0, scale=1.0)
+    (direction,) = p.apply([gradient], [p.create(gradient)])
+    even = gradient / gradient.square().mean(1, keepdim=True).sqrt()
+    left, _, right = torch.linalg.svd(even, full_matrices=False)
+    assert torch.allclose(direction, left @ right * 40**0.5, atol=1e-3)
+    assert direction.square().mean().sqrt() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_whitened_rows_even_out_tokens_and_directions():
+    turned, gradients = make_output_gradients()
+    p = WhitenedRows()
+    state = p.create(gradients[0])
+    for gradient in gradients:
+        (direction,) = p.apply([gradient * torch.logspace(-3, 3, 40)[:, None]], [state])
+    assert torch.allclose((direction @ turned).square().mean(0).sqrt(), torch.tensor(0.2), rtol=0.5)
+    rows = direction.square().mean(1).sqrt()
+    assert rows.max() < 10 * rows.min()
 
 
 def test_the_basis_follows_the_eigenvectors():
