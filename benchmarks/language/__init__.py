@@ -7,7 +7,7 @@ narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers
 `throughput` (tokens per second of every arm), `state_precision` (does state in bfloat16 cost
 anything?).
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
-`lead_preconditioners` (their P), `step_wrappers` (what they do around a step), `search_space` (what
-is tuned), `language_runs` (one run), `contest_stages` (all runs of the contest), `contest_summary`
-(its tables and verdicts).
+`lead_preconditioners` (their P), `output_preconditioners` (those of the output layer),
+`step_wrappers` (what they do around a step), `search_space` (what is tuned), `language_runs` (one
+run), `contest_stages` (all runs of the contest), `contest_summary` (its tables and verdicts).
 """

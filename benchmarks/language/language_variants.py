@@ -19,7 +19,7 @@ from benchmarks.language.lead_preconditioners import (
     SlowSum,
     Whitened,
 )
-from benchmarks.language.rotation import RotatedDiagonal, RotatedOutput, WhitenedRows
+from benchmarks.language.output_preconditioners import RotatedDiagonal, RotatedOutput, WhitenedRows
 from benchmarks.language.step_wrappers import (
     CautiousDecay,
     ChangedGradients,

@@ -1,11 +1,11 @@
-"""Adam's division in a rotated basis: against formulas, on gradients whose directions differ."""
+"""P for the output layer: against formulas, on gradients that are longer in some directions."""
 
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.rotation import (
+from benchmarks.language.output_preconditioners import (
     RotatedDiagonal,
     RotatedOutput,
     WhitenedRows,
