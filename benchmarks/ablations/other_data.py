@@ -6,10 +6,10 @@
 
 ResNet-9, 24 epochs, batches of 512 and 8192. Each optimizer has the decay and momentum that the
 contest chose for it on held-out CIFAR-10 images (results/large-batch.json). Its learning rate is
-chosen again, on held-out CIFAR-100 images, in factors of √2, until the best has a
-worse one on both sides. Then it is scored on the CIFAR-100 test set, over five seeds. Every run is
-a line in results/cifar100.jsonl and is not repeated. `table --unchanged` shows an earlier test,
-with the learning rates of CIFAR-10.
+chosen again, on held-out CIFAR-100 images, in factors of √2, until the best has a worse one on both
+sides. Then it is scored on the CIFAR-100 test set, over five seeds. Every run is a line in
+results/cifar100.jsonl and is not repeated. `table --unchanged` shows an earlier test, with the
+learning rates of CIFAR-10.
 """
 
 import functools

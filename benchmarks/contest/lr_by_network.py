@@ -6,10 +6,10 @@
 `recipe` is what `neumann.large_batch` does. `by elements` is a candidate: the same, but with the
 elements of all steps in hidden matrices equally large, so that wide layers change more.
 `one for all` is what the library had before: the spectral P for every matrix, and a weight decay of
-8 / (lr · steps), in the middle of what its documentation recommended. Learning rates are tried
-in factors of 2 until the best has a worse one on both sides. With
---seeds, the two best get further seeds. Scores are % of 5,000 held-out images after 24 epochs.
-Runs are lines of results/lr-by-network.jsonl and are not repeated.
+8 / (lr · steps), in the middle of what its documentation recommended. Learning rates are tried in
+factors of 2 until the best has a worse one on both sides. With --seeds, the two best get further
+seeds. Scores are % of 5,000 held-out images after 24 epochs. Runs are lines of
+results/lr-by-network.jsonl and are not repeated.
 """
 
 import argparse

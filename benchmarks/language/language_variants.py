@@ -1,7 +1,7 @@
 """The leads as variants of the recipe and of Muon: what each changes, and how strongly.
 
-A variant is an arm with something done to its P (`lead_preconditioners`), or around its steps
-(`step_wrappers`). `VARIANTS` has them by name.
+A variant is an arm with something done to its P (`lead_preconditioners`, `output_preconditioners`),
+or around its steps (`step_wrappers`). `VARIANTS` has them by name.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from benchmarks.language.lead_preconditioners import (
     SlowSum,
     Whitened,
 )
-from benchmarks.language.output_preconditioners import RotatedDiagonal, RotatedOutput, WhitenedRows
+from benchmarks.language.output_preconditioners import RotatedDiagonal, WhitenedRows
 from benchmarks.language.step_wrappers import (
     CautiousDecay,
     ChangedGradients,
@@ -28,6 +28,7 @@ from benchmarks.language.step_wrappers import (
     FixedNorm,
     HiddenRate,
     LateCooldown,
+    RotatedOutput,
     Wrapper,
 )
 from neumann.lab.optimizers.role_rates import collect_roles
@@ -93,19 +94,13 @@ def _change_before(
     setting: Setting,
     steps: int,
     make: Callable[[Setting, int], Preconditioner],
-    rotation: float = 0.0,
 ) -> Any:
-    """Something else than momentum between the gradients and the polar step.
-
-    `rotation` is the strength of a rotated output layer; 0 leaves that layer as it is.
-    """
+    """Something else than momentum between the gradients and the polar step."""
     before = make(setting, steps)
     if setting.arm == RECIPE:
-        rotate = partial(_rotate, rotation)
-        return build_recipe(model, setting, lambda p: replace(p, before=before), rotate)
+        return build_recipe(model, setting, lambda p: replace(p, before=before))
     arm = build_arm(model, setting, steps)
-    changed = ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
-    return _wrap_output(changed, model, replace(setting, strength=rotation), steps)
+    return ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
 
 
 def _make_late_momentum(setting: Setting, steps: int, slow: float) -> Preconditioner:
@@ -153,11 +148,16 @@ def _put_rows_together(model: nn.Module, setting: Setting, steps: int) -> Wrappe
 
 
 def _put_cheap_together(
-    model: nn.Module, setting: Setting, steps: int, rotation: float = 0.0
+    model: nn.Module, setting: Setting, steps: int, rotated: bool = False
 ) -> Wrapper:
-    """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown."""
+    """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown.
+
+    The output layer may be rotated too.
+    """
     slow = partial(_make_late_momentum, slow=SLOW)
-    inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow, rotation)
+    inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow)
+    if rotated:
+        inner = _rotate(inner, model, replace(setting, strength=ROTATION), steps)
     cautious = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
     return Cooldown(cautious, setting, steps)
 
@@ -173,11 +173,10 @@ def _split_heads(model: nn.Module, setting: Setting, steps: int) -> Any:
     """Queries and keys are orthogonalized head by head; the strength multiplies their steps."""
     heads = model.layers[0].heads  # type: ignore[index, union-attr]
 
-    def change(p: Any) -> Preconditioner:
-        found: Preconditioner = replace(p, view=MatrixView(heads=heads))
-        return found
-
-    return _change_matrices(model, setting, steps, QUERIES_AND_KEYS, change)
+    view = MatrixView(heads=heads)
+    return _change_matrices(
+        model, setting, steps, QUERIES_AND_KEYS, lambda p: replace(p, view=view)
+    )
 
 
 def _change_matrices(
@@ -214,38 +213,12 @@ def _change_momentum(model: nn.Module, setting: Setting, steps: int, role: str) 
 
 def _rotate_output(model: nn.Module, setting: Setting, steps: int) -> Any:
     """The output layer is divided in a rotated basis; the strength multiplies its steps."""
+    return _rotate(build_arm(model, setting, steps), model, setting, steps)
+
+
+def _rotate(inner: Any, model: nn.Module, setting: Setting, steps: int) -> Any:
     if setting.arm == RECIPE:
-        return build_recipe(model, setting, change_groups=partial(_rotate, setting.strength))
-    return _wrap_output(build_arm(model, setting, steps), model, setting, steps)
-
-
-def _rotate(strength: float, groups: list[dict[str, Any]]) -> None:
-    if strength == 0:
-        return
-    group = _find_role(groups, "output")
-    p = group["precondition"]
-    group["precondition"] = RotatedDiagonal(scale=p.scale * strength, before=p.before)
-
-
-def _whiten_output(model: nn.Module, setting: Setting, steps: int, memory: float) -> Any:
-    """The output layer has even rows that are whitened; the strength multiplies its steps."""
-
-    def whiten(groups: list[dict[str, Any]]) -> None:
-        group = _find_role(groups, "output")
-        p = group["precondition"]
-        scale = p.scale * setting.strength
-        group["precondition"] = WhitenedRows(memory, scale=scale, before=p.before)
-
-    return build_recipe(model, setting, change_groups=whiten)
-
-
-def _find_role(groups: list[dict[str, Any]], role: str) -> dict[str, Any]:
-    (found,) = (group for group in groups if group["role"] == role)
-    return found
-
-
-def _wrap_output(inner: Any, model: nn.Module, setting: Setting, steps: int) -> Any:
-    if setting.strength == 0:
+        _change_output(inner.param_groups, RotatedDiagonal, setting.strength)
         return inner
     (output,) = collect_roles(model)["output"]
     return RotatedOutput(inner, setting, steps, output)
@@ -255,6 +228,27 @@ def _rotate_and_cool_down(model: nn.Module, setting: Setting, steps: int) -> Wra
     """A rotated output layer and a power cooldown; the strength is that of the cooldown."""
     rotated = _rotate_output(model, replace(setting, strength=ROTATION), steps)
     return Cooldown(rotated, setting, steps)
+
+
+def _whiten_output(model: nn.Module, setting: Setting, steps: int, memory: float) -> Any:
+    """The output layer has even rows that are whitened; the strength multiplies its steps."""
+    optimizer = build_recipe(model, setting)
+    _change_output(optimizer.param_groups, partial(WhitenedRows, memory), setting.strength)
+    return optimizer
+
+
+def _change_output(
+    groups: list[dict[str, Any]], make: Callable[..., Preconditioner], strength: float
+) -> None:
+    """Another P for the output layer, with a multiple of the steps and the same momentum."""
+    group = _find_role(groups, "output")
+    p = group["precondition"]
+    group["precondition"] = make(scale=p.scale * strength, before=p.before)
+
+
+def _find_role(groups: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    (found,) = (group for group in groups if group["role"] == role)
+    return found
 
 
 def _even_rows(model: nn.Module, setting: Setting, steps: int) -> Any:
@@ -308,7 +302,7 @@ VARIANTS: dict[str, Variant] = {
     "rotated output": Variant(_rotate_output, (1.0, 1.5, 2.0)),
     "rotated output, power cooldown": Variant(_rotate_and_cool_down, (0.5, 0.7)),
     "rotated output, power, slow, cautious": Variant(
-        partial(_put_cheap_together, rotation=ROTATION), (0.7, 0.85)
+        partial(_put_cheap_together, rotated=True), (0.7, 0.85)
     ),
     "whitened output": Variant(partial(_whiten_output, memory=0.95), (1.0, 1.5), (RECIPE,)),
     "polar output": Variant(partial(_whiten_output, memory=0.0), (0.5, 1.0), (RECIPE,)),

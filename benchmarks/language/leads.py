@@ -13,9 +13,9 @@ without the lead at the same seed.
     confirm  200 and 400 steps, three fresh seeds: the best strength of the five leads that gained
              most. p is corrected (Holm) for all leads and lengths of an arm.
 
-Two controls change nothing but the learning rate of hidden matrices, or the decay. A lead goes on
-only if it gains more than both, because many leads, as a fixed norm or cautious decay, change these
-too.
+Three controls change nothing but the learning rate, that of hidden matrices, or the decay. A lead
+goes on only if it gains more than each of them, because many leads, as a fixed norm or cautious
+decay, change these too.
 
 The recipe has its default learning rate and decay. Muon has no defaults, so it gets a search of
 12 runs first. lr · decay · steps is the same at all lengths. Runs are lines of

@@ -8,14 +8,11 @@ on one side. `WhitenedRows` does without a second moment of every element.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.language.language_arms import Setting
 from benchmarks.language.lead_preconditioners import EIGENVALUE_FLOOR, is_due
-from benchmarks.language.step_wrappers import Wrapper
 from neumann.optim.preconditioners import Diagonal, Preconditioner
 from neumann.optim.preconditioners.protocol import States
 
@@ -90,36 +87,6 @@ class WhitenedRows:
                 state["root"].copy_(vectors / values.sqrt() @ vectors.mT)
             found.append(n @ state["root"] * self.scale)
         return found
-
-
-class RotatedOutput(Wrapper):
-    """The optimizer sees the output layer in the basis of the eigenvectors of its GᵀG.
-
-    This is how AdamW, which takes the output layer of Muon, becomes SOAP on one side: its first
-    moment moves along when the basis changes. The strength multiplies the layer's learning rate.
-    """
-
-    def __init__(self, inner: Any, setting: Setting, steps: int, output: Tensor) -> None:
-        super().__init__(inner, setting, steps)
-        self._output, self._state = output, create_basis(output)
-        (self._group,) = (group for group in self.param_groups if group["params"][0] is output)
-        self._before = output.detach().clone()
-
-    def prepare(self) -> None:
-        gradient, basis = cast(Tensor, self._output.grad), self._state["basis"]
-        old = basis.clone()
-        turn_basis(self._state, gradient, self.done + 1)
-        if self.done:
-            average = self.state[self._output]["exp_avg"]
-            average.copy_(average @ old.mT @ basis)
-        self._group["lr"] *= self.setting.strength
-        self._before.copy_(self._output)
-        self._output.grad = gradient @ basis
-
-    def finish(self) -> None:
-        decayed = self._before * (1 - self._group["lr"] * self._group["weight_decay"])
-        step = self._output - decayed
-        self._output.copy_(decayed + step @ self._state["basis"].mT)
 
 
 def create_basis(matrix: Tensor) -> dict[str, Tensor]:

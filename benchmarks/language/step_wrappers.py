@@ -4,12 +4,13 @@ A wrapper has the interface of an optimizer, so the training loop does not know 
 count the steps themselves.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from benchmarks.language.language_arms import RAMP, Setting, find_lr_factor
+from benchmarks.language.output_preconditioners import create_basis, turn_basis
 from neumann.optim.modes import compute_evaluation
 from neumann.optim.preconditioners import Preconditioner
 from neumann.optim.preconditioners.memory import stages_of
@@ -220,3 +221,33 @@ class ChangedGradients(Wrapper):
             directions = stage.apply(directions, states)
         for w, direction in zip(self._hidden, directions, strict=True):
             w.grad = direction
+
+
+class RotatedOutput(Wrapper):
+    """The optimizer sees the output layer in the basis of the eigenvectors of its GᵀG.
+
+    This is how AdamW, which takes the output layer of Muon, becomes SOAP on one side: its first
+    moment moves along when the basis changes. The strength multiplies the layer's learning rate.
+    """
+
+    def __init__(self, inner: Any, setting: Setting, steps: int, output: Tensor) -> None:
+        super().__init__(inner, setting, steps)
+        self._output, self._state = output, create_basis(output)
+        (self._group,) = (group for group in self.param_groups if group["params"][0] is output)
+        self._before = output.detach().clone()
+
+    def prepare(self) -> None:
+        gradient, basis = cast(Tensor, self._output.grad), self._state["basis"]
+        old = basis.clone()
+        turn_basis(self._state, gradient, self.done + 1)
+        if self.done:
+            average = self.state[self._output]["exp_avg"]
+            average.copy_(average @ old.mT @ basis)
+        self._group["lr"] *= self.setting.strength
+        self._before.copy_(self._output)
+        self._output.grad = gradient @ basis
+
+    def finish(self) -> None:
+        decayed = self._before * (1 - self._group["lr"] * self._group["weight_decay"])
+        step = self._output - decayed
+        self._output.copy_(decayed + step @ self._state["basis"].mT)

@@ -7,11 +7,11 @@ from torch import nn
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.output_preconditioners import (
     RotatedDiagonal,
-    RotatedOutput,
     WhitenedRows,
     create_basis,
     turn_basis,
 )
+from benchmarks.language.step_wrappers import RotatedOutput
 from neumann.optim.preconditioners import Diagonal
 
 

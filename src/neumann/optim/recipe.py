@@ -68,6 +68,7 @@ def large_batch(
 
     Raises:
         ValueError: an argument is wrong, or a parameter has no role. Nothing has changed.
+        TypeError: neither this function nor `Neumann` has an argument of that name.
     """
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     good = weight_decay == AUTO or (is_number(weight_decay) and weight_decay >= 0)
