@@ -1,9 +1,9 @@
 """What a search around the recipe varies, on images and on text: coordinates, grids, flags.
 
 `forgetting` is lr · decay · steps. `embedding`, `output` and `vector` are the scales of the roles
-(`RoleOptions`), `before` the momentum before P. `output_before` is that of the output layer alone;
-0 means that it has no momentum of its own. The learning rate falls as (1 − t)^`power`, and with
-`cooling` above 0, μ falls with it.
+(`RoleOptions`), `before` the momentum before P, and `eps` the ε of the diagonal P. `output_before`
+is the momentum of the output layer alone; 0 means that it has none of its own. The learning rate
+falls as (1 − t)^`power`, and with `cooling` above 0, μ falls with it.
 """
 
 import argparse
@@ -23,6 +23,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "ramp": (0.03, 0.08, 0.16),
     "power": (0.35, 0.5, 0.7, 1.0, 1.4),
     "cooling": (0.0, 0.5, 1.0),
+    "eps": (1e-12, 1e-10, 1e-8, 1e-6),
 }
 START: Point = {
     "lr": 0.03,
@@ -32,6 +33,7 @@ START: Point = {
     "vector": 0.05,
     "momentum": 0.6,
     "before": 0.8,
+    "eps": 1e-8,
 }
 SCALES = ("embedding", "output", "vector")
 

@@ -31,9 +31,10 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
 from neumann.optim.groups import DEFAULTS
+from neumann.optim.preconditioners import Diagonal
 
 RESULTS = Path("results/image-roles.jsonl")
-COORDINATES = ("lr", "forgetting", *SCALES, "momentum", "before", "ramp")
+COORDINATES = ("lr", "forgetting", *SCALES, "momentum", "before", "ramp", "eps")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class RunKey:
     seed: int = 0
     output_p: str = "diagonal"  # P of the output layer
     taps: float = 1.0  # power to which the taps of a kernel count as inputs; today's is 0.5
+    eps: float = 1e-8  # ε of the diagonal P
 
 
 class ImageTrainer:
@@ -68,6 +70,7 @@ class ImageTrainer:
         self._dataset = self._dataset or open_dataset(self._configure(key, 1))
         config = self._configure(key, len(self._dataset.train) // key.batch)
         training = Training(config, Process(), self._dataset)
+        change_eps(training.optimizer, key.eps)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 summary = training.run(Path(folder) / "run")
@@ -109,6 +112,13 @@ class ImageTrainer:
             log_every=10_000,
             cuda_graph="auto" if key.batch < 8192 else "off",
         ).resolve()
+
+
+def change_eps(optimizer: Any, eps: float) -> None:
+    """Give the diagonal P of an optimizer another ε."""
+    for group in optimizer.param_groups:
+        if isinstance(group["precondition"], Diagonal):
+            group["precondition"] = dataclasses.replace(group["precondition"], eps=eps)
 
 
 def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:

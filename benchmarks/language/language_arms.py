@@ -42,6 +42,7 @@ class Setting:
     lead: str = ""  # a name in language_variants.VARIANTS; "" is the arm as it is
     strength: float = 0.0  # of the lead
     state: str = "float32"  # dtype of the recipe's state
+    eps: float = 1e-8  # ε of the recipe's diagonal P
 
 
 def build_spectral(
@@ -100,6 +101,7 @@ def build_recipe(
         if role == "output" and setting.output_before is not None:
             before = setting.output_before
         p: Any = replace(cast(Any, chosen.precondition), before=Momentum(before))
+        p = replace(p, eps=setting.eps) if isinstance(p, Diagonal) else p
         scale = getattr(setting, role, chosen.scale)
         p = change_hidden(p) if role == "hidden" else p
         options[role] = replace(chosen, precondition=p, scale=scale)

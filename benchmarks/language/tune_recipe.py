@@ -22,7 +22,7 @@ from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
 
 RESULTS = Path("results/language/recipe-search.jsonl")
-COORDINATES = ("lr", "forgetting", "output", "embedding", "vector", "momentum", "before")
+COORDINATES = ("lr", "forgetting", "output", "embedding", "vector", "momentum", "before", "eps")
 
 
 def make_key(arguments: argparse.Namespace, point: Point) -> RunKey:
@@ -55,7 +55,7 @@ def print_table(arguments: argparse.Namespace, ledger: Ledger[RunKey]) -> None:
     for key in sorted(found, key=lambda key: found[key])[: arguments.rows]:
         s = key.setting
         forgetting = s.lr * s.decay * key.steps
-        values = (s.lr, forgetting, s.output, s.embedding, s.vector, s.momentum, s.before)
+        values = (s.lr, forgetting, s.output, s.embedding, s.vector, s.momentum, s.before, s.eps)
         own = "" if s.output_before is None else f"{s.output_before:g}"
         rows.append((f"{found[key]:.4f}", *(f"{value:g}" for value in values), own, str(key.seed)))
     print(f"{len(found)} runs of {size}")
