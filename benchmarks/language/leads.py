@@ -10,7 +10,7 @@ Each lead is a variant of an arm (`language_variants`) with a few strengths of i
 without the lead at the same seed.
 
     select   100 steps, two seeds: every strength of every lead
-    confirm  200 and 400 steps, three fresh seeds: the best strength of the five leads that gained
+    confirm  200 and 400 steps, three fresh seeds: the best strength of the eight leads that gained
              most. p is corrected (Holm) for all leads and lengths of an arm.
 
 Three controls change nothing but the learning rate, that of hidden matrices, or the decay. A lead
@@ -55,7 +55,7 @@ SELECT_STEPS, CONFIRM_STEPS = 100, (200, 400)
 SELECT_SEEDS, CONFIRM_SEEDS = range(2), range(3, 6)
 SEARCH_RUNS = 12  # of Muon's own search
 MARGIN = 0.001  # nats, about what seeds make of the difference of two runs
-FINALISTS = 5  # leads that are confirmed
+FINALISTS = 8  # leads that are confirmed
 CONTROL = "control: "  # how the names of controls begin
 
 

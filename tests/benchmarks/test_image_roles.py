@@ -3,11 +3,14 @@
 import argparse
 
 import pytest
+from torch import nn
 
+import neumann
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.common.recipe_space import START
 from benchmarks.contest import tune_image_roles
 from benchmarks.contest.tune_image_roles import ImageTrainer, RunKey
+from neumann.optim.preconditioners import Diagonal, Spectral
 
 pytestmark = pytest.mark.slow
 
@@ -34,3 +37,11 @@ def test_decay_follows_from_forgetting():
     assert config.held_out
     named = "embedding=1.0,output=1.0,vector=2.0,output_p=diagonal,momentum=0.6,before=0.8"
     assert config.opt == f"neumann-spectral:{named}"
+
+
+def test_eps_reaches_every_diagonal_preconditioner():
+    optimizer, _ = neumann.large_batch(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), steps=10)
+    tune_image_roles.change_eps(optimizer, 1e-5)
+    found = [group["precondition"] for group in optimizer.param_groups]
+    assert {p.eps for p in found if isinstance(p, Diagonal)} == {1e-5}
+    assert any(isinstance(p, Spectral) for p in found)

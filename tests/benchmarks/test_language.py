@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.groups import param_groups
+from neumann.optim.preconditioners import Diagonal
 from neumann.optim.recipe import LR
 from tests.support.texts import make_documents, write_documents
 
@@ -226,6 +228,12 @@ def test_a_search_around_the_recipe_holds_lr_decay_steps(tmp_path, capsys):
     assert around == {None, 0.8, 0.9, 0.95}
     tune_recipe.print_table(arguments, runner.ledger)
     assert "| 0.0000 | 0.06 | 2.5 |" in capsys.readouterr().out
+
+
+def test_the_recipe_takes_eps_from_the_setting():
+    optimizer = build_arm(make_model(), replace(make_recipe(LR, 0.1), eps=1e-5), 10)
+    found = [group["precondition"] for group in optimizer.param_groups]
+    assert {p.eps for p in found if isinstance(p, Diagonal)} == {1e-5}
 
 
 def test_the_published_runs_can_be_read(capsys):
