@@ -148,18 +148,24 @@ def _put_rows_together(model: nn.Module, setting: Setting, steps: int) -> Wrappe
 
 
 def _put_cheap_together(
-    model: nn.Module, setting: Setting, steps: int, rotated: bool = False
+    model: nn.Module,
+    setting: Setting,
+    steps: int,
+    *,
+    rotated: bool = False,
+    cautious: bool = True,
 ) -> Wrapper:
     """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown.
 
-    The output layer may be rotated too.
+    The output layer may be rotated too, and the decay as it is.
     """
     slow = partial(_make_late_momentum, slow=SLOW)
     inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow)
     if rotated:
         inner = _rotate(inner, model, replace(setting, strength=ROTATION), steps)
-    cautious = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
-    return Cooldown(cautious, setting, steps)
+    if cautious:
+        inner = CautiousDecay(inner, replace(setting, strength=CAUTION), steps)
+    return Cooldown(inner, setting, steps)
 
 
 def _cool_down_cautiously(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
@@ -207,6 +213,16 @@ def _change_momentum(model: nn.Module, setting: Setting, steps: int, role: str) 
         p, share = group["precondition"], (1 - setting.strength) / (1 - setting.momentum)
         group["precondition"] = replace(p, scale=p.scale * share)
         group["momentum"] = setting.strength
+
+    return build_recipe(model, setting, change_groups=change)
+
+
+def _change_memory(model: nn.Module, setting: Setting, steps: int) -> Any:
+    """The output layer's mean of squares forgets faster; the strength is its decay."""
+
+    def change(groups: list[dict[str, Any]]) -> None:
+        group = _find_role(groups, "output")
+        group["precondition"] = replace(group["precondition"], decay=setting.strength)
 
     return build_recipe(model, setting, change_groups=change)
 
@@ -296,6 +312,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "whitening, slow, cautious": Variant(_put_together, (1.0, 1.4)),
     "power cooldown, slow, cautious": Variant(_put_cheap_together, (0.7, 0.85)),
+    "power cooldown, slow": Variant(partial(_put_cheap_together, cautious=False), (0.7, 0.85)),
     "power cooldown, cautious": Variant(_cool_down_cautiously, (0.5, 0.7)),
     "late cooldown": Variant(_cool_down_late, (0.5, 0.7)),
     "head by head": Variant(_split_heads, (1.0, 2.5), (RECIPE,)),
@@ -317,6 +334,7 @@ VARIANTS: dict[str, Variant] = {
     "momentum of embeddings": Variant(
         partial(_change_momentum, role="embedding"), (0.4, 0.8), (RECIPE,)
     ),
+    "memory of the output": Variant(_change_memory, (0.9, 0.95), (RECIPE,)),
     "fixed norm": Variant(_fix_norm, (0.7, 1.0, 1.4)),
     "cautious decay": Variant(_decay_cautiously, (1.0, 1.5, 2.0)),
     "even rows": Variant(_even_rows, (0.5, 1.0), (RECIPE,)),  # for Muon: the arm normuon

@@ -4,11 +4,19 @@ import math
 import numbers
 from typing import Any
 
+_LONGEST = 100  # characters of a value in an error
+
 
 def require(good: bool, name: str, value: Any, wanted: str) -> None:
     """Raise a ValueError unless the value is good."""
     if not good:
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+        raise ValueError(f"{name} must be {wanted}, got {describe(value)}")
+
+
+def describe(value: Any) -> str:
+    """The value on one short line: tensors and modules have long representations."""
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
 
 def is_number(value: Any) -> bool:

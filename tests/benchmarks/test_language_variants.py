@@ -100,6 +100,7 @@ NEUTRAL = {
     **dict.fromkeys(VARIANTS, 0.0),
     **dict.fromkeys([*ONE, *MATRICES], 1.0),
     **dict.fromkeys(["momentum of the output", "momentum of embeddings"], 0.6),  # μ of make_base
+    "memory of the output": 0.99,  # of the usual diagonal P
 }
 
 

@@ -94,6 +94,8 @@ def test_accelerate(processes, monkeypatch):
     prepared = accelerate.scheduler.AcceleratedScheduler(
         schedule, accelerate.optimizer.AcceleratedOptimizer(optimizer)
     )
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     rates = []
     for _ in range(STEPS):
         rates.append(optimizer.param_groups[0]["lr"])

@@ -179,6 +179,23 @@ def test_options_with_another_momentum():
     assert named.precondition == Spectral(before=Momentum(0.5))
 
 
+def test_experts_count_once_however_they_are_stored():
+    """They are side by side, so what one changes does not add to what another changes."""
+
+    class Stacked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w1, self.w2 = (nn.Parameter(torch.randn(64, 8, 8)) for _ in range(2))
+
+    def find(experts):
+        groups = param_groups(nn.ModuleDict({"experts": experts, "head": nn.Linear(8, 4)}))
+        (hidden,) = (group for group in groups if group["role"] == "hidden")
+        return hidden["precondition"].scale
+
+    parts = ({name: nn.Linear(8, 8) for name in ("w1", "w2")} for _ in range(64))
+    assert find(nn.ModuleList(map(nn.ModuleDict, parts))) == find(Stacked())
+
+
 def test_hidden_matrices_of_deep_networks_take_smaller_steps():
     """By the fourth root of their number; fused projections count one by one."""
 
@@ -351,7 +368,16 @@ def test_a_group_that_comes_later():
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("momentun", "momentum"), ("weightdecay", "weight_decay"), ("LR", "lr"), ("layer", None)],
+    [
+        ("momentun", "momentum"),
+        ("weightdecay", "weight_decay"),
+        ("LR", "lr"),
+        ("wd", "weight_decay"),
+        ("learning_rate", "lr"),
+        ("precond", "precondition"),
+        ("betas", "momentum"),
+        ("layer", None),
+    ],
 )
 def test_a_misspelled_option(key, near):
     group = {"params": vectors(1), key: 0.5}
@@ -363,7 +389,9 @@ def test_a_misspelled_option(key, near):
 
 
 def test_the_phase_before_the_first_step():
-    assert "step=0, phase='reset', t=0" in repr(Neumann(vectors(), 0.1, precondition="spectral"))
+    spectral = Neumann(vectors(), 0.1, precondition="spectral")
+    assert "step=0, phase='reset', t=0" in repr(spectral)
+    assert spectral.diagnostics().phase == "reset"
     assert "step=0, phase='warm-up'" in repr(Neumann(vectors(), 0.1, warmup_steps=2, reset_steps=0))
 
 

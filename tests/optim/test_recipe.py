@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -183,6 +184,12 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "lr": float("nan")}, "lr must be a finite number"),
         ({"steps": 10, "lr": -1.0}, "lr must be a finite number"),
         ({"steps": 10, "lr": torch.ones(2)}, "lr must be a finite number"),
+        ({"steps": 10, "lr": torch.ones(3, 3)}, "lr must be a finite number"),
+        ({"steps": 10, "lr": torch.tensor(1j)}, "lr must be a finite number"),
+        ({"steps": 10, "lr": torch.tensor(True)}, "lr must be a finite number"),
+        ({"steps": 10, "lr": nn.Sequential(nn.Linear(2, 2))}, "lr must be a finite number"),
+        ({"steps": torch.ones(3, 3)}, "steps must be an integer"),
+        ({"steps": 10, "weight_decay": np.ones(2)}, 'weight_decay must be "auto" or a'),
         ({"steps": 10, "weight_decay": float("inf")}, 'weight_decay must be "auto" or a'),
         ({"steps": 10, "weight_decay": "much"}, 'weight_decay must be "auto" or a finite number'),
         ({"steps": 10, "weight_decay": None}, 'weight_decay must be "auto" or a finite number'),

@@ -316,7 +316,13 @@ def test_a_cycled_momentum_is_warned_about():
     with pytest.warns(UserWarning, match="pass cycle_momentum=False to OneCycleLR"):
         optimizer.step()
     optimizer.step()  # says it once
+    late = Neumann([weight], 0.1, precondition="spectral")
+    late.step()
+    OneCycleLR(late, max_lr=0.1, total_steps=10)
+    with pytest.warns(UserWarning, match="pass cycle_momentum=False to OneCycleLR"):
+        late.step()
     quiet = Neumann([torch.nn.Parameter(torch.ones(2, 3))], 0.1, precondition="spectral")
     OneCycleLR(quiet, max_lr=0.1, total_steps=10, cycle_momentum=False)
+    quiet.param_groups[0]["params"][0].grad = torch.ones(2, 3)
     quiet.step()
     assert quiet.param_groups[0]["momentum"] == 0.6

@@ -69,8 +69,11 @@ class Diagnostics:
 
     @property
     def phase(self) -> str:
-        """The phase of the last completed step: "warm-up", "reset" or "iterate"."""
-        return self._timetable.place(self.step).phase.value
+        """The phase of the last completed step: "warm-up", "reset" or "iterate".
+
+        Before the first step it is the phase of that one.
+        """
+        return self._timetable.place(max(self.step, 1)).phase.value
 
     @property
     def t(self) -> int:

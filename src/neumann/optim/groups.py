@@ -27,7 +27,7 @@ from neumann.optim.roles import (
     find_roles,
     is_batch_normalized,
 )
-from neumann.validation import is_count, is_number, require, require_positive
+from neumann.validation import describe, is_count, is_number, require, require_positive
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ def param_groups(
     """Groups for every parameter of a model that requires a gradient, by its role.
 
     Args:
-        model: any module, before or after FSDP2, DDP and torch.compile.
+        model: any module; after FSDP2 if that is used, since it replaces parameters, and before or
+            after DDP and torch.compile.
         roles: roles by pattern of names, where they should differ from what is found:
             "hidden", "embedding", "output", "vector", or "frozen" to leave parameters out.
         options: other options for some roles.
@@ -200,7 +201,7 @@ def param_groups(
         require(good, "weight_decay", weight_decay, "None or a finite number of at least 0")
     require(isinstance(split_heads, bool), "split_heads", split_heads, "True or False")
     if not isinstance(options or {}, Mapping):
-        raise TypeError(f"options must be a dict of RoleOptions by role, got {options!r}")
+        raise TypeError(f"options must be a dict of RoleOptions by role, got {describe(options)}")
     for role, given in (options or {}).items():
         require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
         require(isinstance(given, RoleOptions), f"options[{role!r}]", given, "a RoleOptions")
@@ -216,7 +217,7 @@ def param_groups(
         )
     rows = {len(a.parameter) for a in assignments if a.role == EMBEDDING}
     vocabularies = {count for count in rows if count >= _FEWEST_TOKENS}
-    depth = sum(a.view.part_count for a in trained if a.role == HIDDEN)
+    depth = _count_depth(trained)
     found: list[tuple[dict[str, Any], list[Any]]] = []
     for assignment in sorted(trained, key=lambda a: ROLES.index(a.role)):
         given = chosen[assignment.role]
@@ -240,6 +241,13 @@ def param_groups(
         params.append((assignment.name, assignment.parameter))
     groups = [{"params": params, **options_of} for options_of, params in found]
     return ParamGroups(groups, [a for a in assignments if a.role == FROZEN])
+
+
+def _count_depth(trained: Iterable[Assignment]) -> int:
+    """How many hidden matrices there are. Experts side by side count once, stacked or in a list."""
+    hidden = (a for a in trained if a.role == HIDDEN)
+    counts = {re.sub(r"(experts?)\.\d+\.", r"\1.*.", a.name): a.view.part_count for a in hidden}
+    return sum(counts.values())
 
 
 def _is_over_tokens(assignment: Assignment, vocabularies: set[int]) -> bool:

@@ -119,7 +119,8 @@ class Neumann(Optimizer):
     _constructing = False  # the groups are still those given to the constructor
     _explicit: frozenset[str] = frozenset()  # options that the user gave, by name
     _cut_short = False  # the update of the last step failed on the way
-    _warned_of_momentum = False  # whether the first step has looked for a scheduler that cycles it
+    _warned_of_momentum = False  # whether a step has found a scheduler that cycles it
+    _warned_of_gradients = False  # whether a step has found no gradient at all
     _switching = False  # between the modes: `train` or `eval` was cut short
     distributed: Literal["owner", "replicated"] | None = None  # also of pickles that lack it
 
@@ -313,11 +314,13 @@ class Neumann(Optimizer):
         for group in self.param_groups:
             options.check_scheduled(group)
         if not self._warned_of_momentum:
-            options.warn_of_cycled_momentum(self.param_groups)
-            self._warned_of_momentum = True
+            self._warned_of_momentum = options.warn_of_cycled_momentum(self.param_groups)
         self._reconcile()
         store = self._store
         groups = self._gather()
+        if not self._warned_of_gradients:
+            gradients = [group.gradients for group in groups]
+            self._warned_of_gradients = options.warn_of_missing_gradients(gradients)
         store.follow_preconditioners(groups)
         watched = has_forces(self.param_groups[0])
         weights = [w for group in groups for w in group.weights] if watched else []

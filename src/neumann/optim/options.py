@@ -65,6 +65,17 @@ STATE_DTYPES = (None, torch.float64, torch.float32, torch.bfloat16, torch.float1
 
 # What torch's schedulers write into a group.
 _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+# What other optimizers call an option, or have in its place.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "decoupled": "decoupled_weight_decay",
+    "precond": "precondition",
+    "betas": "momentum",
+    "mu": "momentum",
+    "nesterov": "momentum",
+}
 # Options of the optimizer as a whole, which no group may set.
 _OPTIMIZER_ONLY = ("steps_per_epoch", "warmup_epochs", "reset_epochs", "distributed")
 
@@ -183,9 +194,11 @@ def _refuse_misspelled(group: Mapping[str, Any]) -> None:
     for name in group:
         if name in known or name in _OF_SCHEDULERS:
             continue
-        near = get_close_matches(str(name).lower(), known, n=1, cutoff=0.8)
-        if near:
-            raise ValueError(f"{name!r} in a parameter group: did you mean {near[0]!r}?")
+        called = str(name).lower()
+        near = get_close_matches(called, known, n=1, cutoff=0.8)
+        if called in _OTHER_NAMES or near:
+            meant = _OTHER_NAMES.get(called) or near[0]
+            raise ValueError(f"{name!r} in a parameter group: did you mean {meant!r}?")
 
 
 def check_scheduled(group: Mapping[str, Any]) -> None:
@@ -194,25 +207,46 @@ def check_scheduled(group: Mapping[str, Any]) -> None:
     A tensor on an accelerator is not checked: reading it would make the host wait.
     """
     lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
-    if isinstance(lr, Tensor):
-        good = lr.numel() == 1 and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
-    else:
-        good = is_number(lr) and lr >= 0
-    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+    require_rate(lr)
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
     good = is_number(weight_decay) and weight_decay >= 0
     require(good, "weight_decay", weight_decay, "a finite number of at least 0")
 
 
-def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Warn if a scheduler such as OneCycleLR has taken over the momentum."""
-    if any("max_momentum" in group for group in groups):
+def require_rate(lr: Any) -> None:
+    """Raise unless this is a learning rate: a number, or a tensor of one."""
+    if isinstance(lr, Tensor):
+        good = lr.numel() == 1 and not lr.is_complex() and lr.dtype != torch.bool
+        good = good and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
+    else:
+        good = is_number(lr) and lr >= 0
+    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+
+
+def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Warn if a scheduler such as OneCycleLR has taken over the momentum, and say whether."""
+    cycled = any("max_momentum" in group for group in groups)
+    if cycled:
         warnings.warn(
             "a scheduler cycles the momentum, which replaces the peak of μ(t): pass "
             "cycle_momentum=False to OneCycleLR or CyclicLR unless you want that",
             UserWarning,
             stacklevel=5,
         )
+    return cycled
+
+
+def warn_of_missing_gradients(groups: Sequence[Sequence[Tensor | None]]) -> bool:
+    """Warn if there are parameters and none has a gradient, and say whether."""
+    missing = any(groups) and all(g is None for gradients in groups for g in gradients)
+    if missing:
+        warnings.warn(
+            "step() found no gradient at all, so no weight moves: call backward() before it, and "
+            "build the optimizer after fully_shard and whatever else replaces parameters",
+            UserWarning,
+            stacklevel=5,
+        )
+    return missing
 
 
 def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
+from neumann.optim.options import require_rate
 from neumann.optim.roles import find_roles, is_batch_normalized
 from neumann.optim.schedules import LinearDecay, PowerDecay
 from neumann.validation import is_count, is_number, require
@@ -54,7 +55,8 @@ def large_batch(
     """A ready optimizer and its schedule for training in few, large steps.
 
     Args:
-        model: any module, before or after FSDP2, DDP and torch.compile.
+        model: any module; after FSDP2 if that is used, since it replaces parameters, and before or
+            after DDP and torch.compile.
         steps: optimizer steps of the whole run. Call `schedule.step()` after each of them.
         lr: the peak learning rate, the same for models of all widths.
         weight_decay: decoupled, of hidden matrices and the output layer. "auto" follows from lr
@@ -71,14 +73,17 @@ def large_batch(
         TypeError: neither this function nor `Neumann` has an argument of that name.
     """
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
-    good = weight_decay == AUTO or (is_number(weight_decay) and weight_decay >= 0)
+    if isinstance(weight_decay, str):
+        good = weight_decay == AUTO
+    else:
+        good = is_number(weight_decay) and weight_decay >= 0
     require(good, "weight_decay", weight_decay, '"auto" or a finite number of at least 0')
     refuse_precondition(optimizer_options)
     _refuse_misspelled(optimizer_options)
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
     require(is_number(power) and power > 0, "power", power, "a finite number above 0")
-    if weight_decay == AUTO:
+    if isinstance(weight_decay, str):
         weight_decay = choose_weight_decay(model, steps, lr, roles=roles)
     groups = param_groups(
         model, roles=roles, options=options, weight_decay=weight_decay, split_heads=split_heads
@@ -113,8 +118,7 @@ def choose_weight_decay(
         roles: as for `large_batch`.
     """
     require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
-    good = lr.numel() == 1 if isinstance(lr, Tensor) else is_number(lr) and lr >= 0
-    require(good, "lr", lr, "a finite number of at least 0")
+    require_rate(lr)
     normalized = is_batch_normalized(model, find_roles(model, roles))
     forgetting = FORGETTING_NORMALIZED if normalized else FORGETTING
     rate = float(lr)

@@ -261,6 +261,19 @@ def test_fsdp_of_the_first_generation_is_refused(two):
     two.run(first_generation)
 
 
+def forgotten():
+    """The optimizer is built first, and nobody gives it the sharded parameters."""
+    model = network()
+    optimizer = Neumann(model.named_parameters(), **OPTIONS)
+    fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    with pytest.warns(UserWarning, match="found no gradient at all.*after fully_shard"):
+        train(model, optimizer, part=own_share)
+
+
+def test_an_optimizer_without_the_sharded_parameters_warns(two):
+    two.run(forgotten)
+
+
 def saved_after_a_replacement():
     """As Accelerate resumes: parameters replaced, then state asked for before any step."""
     model = network()

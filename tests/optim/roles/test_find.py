@@ -199,7 +199,7 @@ def test_a_parametrization_with_parameters():
     model = nn.Linear(4, 3)
     parametrize.register_parametrization(model, "weight", Scaled())
     found = roles(model)
-    assert found["parametrizations.weight.original"] == "hidden"
+    assert found["parametrizations.weight.original"] == "output"
     assert found["parametrizations.weight.0.scale"] == "vector"
 
 
@@ -271,9 +271,27 @@ def test_patterns_may_agree():
     assert found["head.weight"] == found["head.bias"] == "vector"
 
 
+def test_a_shared_weight_is_matched_by_each_of_its_names():
+    model = nn.ModuleDict({"wte": nn.Embedding(16, 8), "lm_head": nn.Linear(8, 16, bias=False)})
+    model["lm_head"].weight = model["wte"].weight
+    assert roles(model, overrides={"lm_head.weight": "output"}) == {"wte.weight": "output"}
+
+
+def test_a_name_with_brackets_is_matched_as_it_is():
+    model = Holder(**{"a[0]": (3, 4)})
+    assert roles(model, overrides={"a[0]": "vector"})["a[0]"] == "vector"
+
+
+def test_an_override_does_not_make_a_weight_tied():
+    layers = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 10))
+    first, *_ = find_roles(layers, {"0.weight": "embedding"})
+    assert (first.role, first.tied) == ("embedding", False)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"head.*": torch.zeros(2, 2)}, "roles['head.*'] must be one of 'hidden', "),
         (
             {"head.*": "outptu"},
             "roles['head.*'] must be one of 'hidden', 'embedding', 'output', 'vector', 'frozen', "
@@ -332,3 +350,22 @@ def test_quantized_parameters():
         find_roles(model)
     found = roles(model, overrides={"blocks.0.qkv.weight": "frozen"})
     assert found["blocks.0.qkv.weight"] == "frozen"
+
+
+def test_the_remedy_for_many_quantized_parameters():
+    model = Network()
+    for block in model.blocks:
+        block.qkv.weight = nn.Parameter(block.qkv.weight.to(torch.float8_e4m3fn))
+    with pytest.raises(ValueError, match="is quantized") as caught:
+        find_roles(model)
+    remedy = str(caught.value).rpartition("with roles=")[2]
+    found = roles(model, overrides=eval(remedy, {"model": model, "torch": torch}))
+    assert found["blocks.0.qkv.weight"] == found["blocks.1.qkv.weight"] == "frozen"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_that_torch_has_quantized():
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    packed = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    with pytest.raises(ValueError, match=r"^1 is quantized \(Linear\) and has no parameters"):
+        find_roles(packed)

@@ -1,10 +1,14 @@
 """Which layers compute the outputs of a model."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from neumann.optim.roles import find_roles
+from neumann.optim.roles.outputs import find_outputs
+from neumann.optim.roles.places import find_places
 from tests.support.role_models import Block
 
 
@@ -57,8 +61,44 @@ def test_the_last_layer_may_be_a_convolution():
     assert outputs(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))) == ["2.weight"]
 
 
-def test_a_single_layer_is_hidden():
-    assert outputs(nn.Linear(3, 4)) == []
+def test_a_single_layer_is_the_output_layer():
+    assert outputs(nn.Linear(3, 4)) == ["weight"]
+    assert outputs(nn.Sequential(nn.Linear(3, 4))) == ["0.weight"]
+
+
+class Teaching(nn.Module):
+    """A network and a frozen copy of it, which comes last."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.student = network
+        self.teacher = copy.deepcopy(network).requires_grad_(False)
+
+
+def test_a_frozen_copy_does_not_hold_the_outputs():
+    def make():
+        return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    assert outputs(Teaching(make())) == ["student.2.weight"]
+    inside = nn.ModuleDict({"agent": Teaching(make())})
+    assert outputs(inside) == ["agent.student.2.weight"]
+
+
+def test_a_frozen_output_layer_remains_one():
+    """What is before it does not become an output layer."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
+    model[2].requires_grad_(False)
+    assert outputs(model) == []
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "vit_base_patch16_siglip_224"])
+def test_a_wrapper_is_asked_for_what_it_holds(name):
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    found = find_outputs(list(find_places(network)))
+    wrapped = nn.ModuleDict({"model": network, "loss": nn.CrossEntropyLoss()})
+    assert find_outputs(list(find_places(wrapped))) == found
 
 
 def test_layers_in_a_list():

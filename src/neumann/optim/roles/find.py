@@ -20,6 +20,7 @@ from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.roles.outputs import find_outputs, follows_layer_norm
 from neumann.optim.roles.places import Place, find_places, is_matrix_module
 from neumann.optim.roles.views import find_view
+from neumann.validation import describe, require
 
 HIDDEN, EMBEDDING, OUTPUT, VECTOR = "hidden", "embedding", "output", "vector"
 ROLES = (HIDDEN, EMBEDDING, OUTPUT, VECTOR)
@@ -62,6 +63,7 @@ class _Owned:
     name: str
     parameter: Tensor
     places: list[tuple[Place, str]]  # with the name of the parameter in the module
+    names: list[str]  # the first one and those of other modules that share it
 
 
 def find_roles(
@@ -84,10 +86,11 @@ def find_roles(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(overrides or {}, Mapping):
-        raise TypeError(f"roles must be a dict of roles by pattern, got {overrides!r}")
+        raise TypeError(f"roles must be a dict of roles by pattern, got {describe(overrides)}")
     places = list(find_places(model))
+    _refuse_packed(places)
     owned = _find_parameters(places)
-    chosen = _match_patterns(overrides or {}, [own.name for own in owned])
+    chosen = _match_patterns(overrides or {}, owned)
     outputs = find_outputs(places)
     found = []
     for own in owned:
@@ -110,7 +113,8 @@ def find_roles(
         normalized = (role == OUTPUT and follows_layer_norm(place, places, outputs)) or (
             role == VECTOR and isinstance(place.module, BATCH_NORMS)
         )
-        tied = role == EMBEDDING and any(is_matrix_module(p.module) for p, _ in own.places)
+        kinds = {is_matrix_module(p.module) for p, _ in own.places}
+        tied = role == EMBEDDING and kinds == {True, False}
         found.append(Assignment(own.name, own.parameter, role, view, normalized, tied))
     return found
 
@@ -135,28 +139,36 @@ def _find_parameters(places: list[Place]) -> list[_Owned]:
         for attribute, parameter in place.module._parameters.items():
             if parameter is None:
                 continue
-            new = _Owned(place.name_of(attribute), parameter, [])
-            owner = place
+            name, owner = place.name_of(attribute), place
+            own = owned.setdefault(id(parameter), _Owned(name, parameter, [], []))
             if isinstance(place.module, ParametrizationList):  # the weight of the layer above
                 base = f".{place.path}".rpartition(".parametrizations.")[0].removeprefix(".")
                 owner = by_path[base]
                 attribute = attribute if attribute == "original0" else place.layer
-            owned.setdefault(id(parameter), new).places.append((owner, attribute))
+            own.places.append((owner, attribute))
+            own.names.append(name)
     return list(owned.values())
 
 
-def _match_patterns(overrides: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """The role that patterns give to each name they match."""
+def _match_patterns(overrides: Mapping[str, str], owned: list[_Owned]) -> dict[str, str]:
+    """The role that patterns give to each parameter they match, by its first name.
+
+    A shared weight has all its names. A pattern may be a whole name: some contain brackets.
+    """
     chosen: dict[str, tuple[str, str]] = {}
     for pattern, role in overrides.items():
         if not isinstance(pattern, str):
             raise TypeError(f"a pattern in roles must be a string, got {pattern!r}")
-        if role not in (*ROLES, FROZEN):
-            known = ", ".join(map(repr, (*ROLES, FROZEN)))
-            raise ValueError(f"roles[{pattern!r}] must be one of {known}, got {role!r}")
-        matched = [name for name in names if fnmatchcase(name, pattern)]
+        known = ", ".join(map(repr, (*ROLES, FROZEN)))
+        good = isinstance(role, str) and role in (*ROLES, FROZEN)
+        require(good, f"roles[{pattern!r}]", role, f"one of {known}")
+        matched = [
+            own.name
+            for own in owned
+            if any(name == pattern or fnmatchcase(name, pattern) for name in own.names)
+        ]
         if not matched:
-            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            shown = ", ".join(own.name for own in owned[:3]) + (", …" if len(owned) > 3 else "")
             raise ValueError(f"the pattern {pattern!r} in roles matches no parameter of {shown}")
         for name in matched:
             before = chosen.setdefault(name, (pattern, role))
@@ -175,11 +187,24 @@ def _refuse_untrainable(name: str, parameter: Tensor) -> None:
             f"{name} has no data yet (meta or lazy): materialize the model first, for example "
             "with model.to_empty(device=…) and its initialization, or one forward pass"
         )
-    if parameter.is_quantized or not (parameter.is_floating_point() or parameter.is_complex()):
+    kind = parameter.dtype
+    narrow = kind.is_floating_point and kind.itemsize == 1  # float8
+    if parameter.is_quantized or narrow or not (kind.is_floating_point or kind.is_complex):
         raise ValueError(
-            f"{name} is quantized ({parameter.dtype}) and cannot be trained: leave it out with "
-            f'roles={{"{name}": "frozen"}}'
+            f"{name} is quantized ({kind}) and cannot be trained: leave it out with "
+            f'roles={{"{name}": "frozen"}}, or all of its dtype with roles={{n: "frozen" '
+            f"for n, p in model.named_parameters() if p.dtype == {kind}}}"
         )
+
+
+def _refuse_packed(places: list[Place]) -> None:
+    """Raise for a layer whose weights torch has quantized and packed: they are no parameters."""
+    for place in places:
+        if hasattr(place.module, "_packed_params"):
+            raise ValueError(
+                f"{place.path or 'the model'} is quantized ({type(place.module).__name__}) and has "
+                "no parameters to train: build the optimizer for the model before quantization"
+            )
 
 
 # ------------------------------------------------------------------ roles

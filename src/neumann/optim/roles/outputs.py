@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size, unwrap
 
@@ -17,20 +19,24 @@ _OUTPUT_NAMES = re.compile(
     r"(?<!pre_)classifier|logits|unembed|(^|(?<!conv)_)head(_|$)|^(actor|critic)$"
     r"|^(cls|class|bbox|kps)_|_pred$|^(text|visual)_projection$|^qa_outputs$|^seq_relationship$"
 )
+Shapes = list[tuple[str, torch.Size | None]]  # of parameters, by name; None: not known yet
+# How HF and timm models are asked for their output layer.
+_QUESTIONS = ("get_output_embeddings", "get_classifier")
 # What may come last, or have the name of an output, and is none.
 _NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector|embeddings\.|embed_tokens")
 
 
 def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
     """The linear layers and convolutions among these places that compute outputs."""
-    layers = [p for p in places if p.path and is_matrix_module(p.module)]
+    places = _drop_frozen_copies(places)
+    layers = [place for place in places if is_matrix_module(place.module)]
     layers = [place for place in layers if not _NO_OUTPUTS.search(place.path)]
     auxiliary: dict[str, list[Place]] = {}
     main: list[Place] = []
     for place in layers:
         branch = re.match(r"(.*\.)?aux[^.]*", place.path, re.IGNORECASE)
         (auxiliary.setdefault(branch[0], []) if branch else main).append(place)
-    answer = _ask(places[0].module)
+    answer = _ask(_find_core(places))
     outputs = _find_last(main) if answer is None else answer
     for branch_layers in auxiliary.values():
         outputs |= _find_last(branch_layers)
@@ -60,9 +66,48 @@ def follows_layer_norm(place: Place, places: Sequence[Place], outputs: set[nn.Mo
     return False
 
 
+def _drop_frozen_copies(places: Sequence[Place]) -> list[Place]:
+    """The places without frozen copies, as of a target network or a teacher, and all in them.
+
+    A copy is a child of the model, or of one of its children, that has the parameters of another
+    one and trains none of them.
+    """
+    frozen: list[tuple[str, Shapes]] = []
+    trained: list[tuple[str, Shapes]] = []
+    for place in places[1:]:
+        if place.path.count(".") > 1:
+            continue
+        shapes: Shapes = [
+            (name, None if isinstance(p, UninitializedParameter) else p.shape)
+            for name, p in place.module.named_parameters()
+        ]
+        trains = any(p.requires_grad for p in place.module.parameters())
+        (trained if trains else frozen).append((place.path, shapes))
+    originals = [shapes for _, shapes in trained]
+    copies = [path for path, shapes in frozen if shapes and shapes in originals]
+    return [
+        place
+        for place in places
+        if not any(place.path == path or place.path.startswith(f"{path}.") for path in copies)
+    ]
+
+
+def _find_core(places: Sequence[Place]) -> nn.Module:
+    """The model, or what a wrapper around it holds: the one child with all its layers."""
+    module = places[0].module
+    layers = {place.module for place in places if is_matrix_module(place.module)}
+    while not any(callable(getattr(module, method, None)) for method in _QUESTIONS):
+        children = [unwrap(child) for child in module.children()]
+        inner = [child for child in children if layers <= set(child.modules())]
+        if len(inner) != 1 or not layers:
+            break
+        module = inner[0]
+    return module
+
+
 def _ask(model: nn.Module) -> set[nn.Module] | None:
     """What an HF or timm model says; None if it does not say."""
-    for method in ("get_output_embeddings", "get_classifier"):
+    for method in _QUESTIONS:
         ask = getattr(model, method, None)
         if not callable(ask):
             continue
