@@ -48,6 +48,7 @@ class Ledger(Generic[Key]):
         self.path, self._key_type, self._origin = path, key_type, origin or {}
         self.runs: dict[Key, Run] = {}
         self._bytes_read = 0
+        self._cut_short = b""  # what follows the last whole line, as after a power failure
         self.refresh()
 
     def refresh(self) -> None:
@@ -56,16 +57,23 @@ class Ledger(Generic[Key]):
             return
         with self.path.open("rb") as file:
             file.seek(self._bytes_read)
-            lines = file.read()  # whole lines: `add` writes each at once
-        self._bytes_read += len(lines)
-        for line in lines.splitlines():
-            run = json.loads(line)
+            found = file.read()
+        whole, _, self._cut_short = found.rpartition(b"\n")
+        self._bytes_read += len(found) - len(self._cut_short)
+        for line in whole.splitlines():
+            try:
+                run = json.loads(line)
+            except json.JSONDecodeError:
+                print(f"{self.path}: a line that was cut short is left out: {line[:60]!r}")
+                continue
             self.runs[_load_dataclass(self._key_type, run["key"])] = run
 
     def add(self, key: Key, result: Run) -> None:
         line = {"key": dataclasses.asdict(key), **result, **self._origin}
+        self.refresh()
+        begin = "\n" if self._cut_short else ""  # a line without an end stays by itself
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(f"{begin}{json.dumps(line)}\n")
         self.refresh()
 
     def find(self, key: Key) -> Run:
@@ -80,17 +88,18 @@ class Ledger(Generic[Key]):
         return {each.seed: self.runs[each] for each in keys if each in self.runs}
 
 
-def refuse_other_data(ledger: Ledger[Any], data: str) -> None:
-    """End the script if runs were trained on other data: the key of a run does not say on which.
+def refuse_other_data(ledger: Ledger[Any], **given: str) -> None:
+    """End the script if runs have other data, or other tokens: the key of a run does not say which.
 
     Runs of older ledgers do not say it at all.
     """
-    others = {run["data"] for run in ledger.runs.values() if run.get("data", data) != data}
-    if others:
-        named = ", ".join(sorted(others))
-        raise SystemExit(
-            f"{ledger.path} has runs on {named}, not on {data}: name another --results"
-        )
+    for name, value in given.items():
+        others = {run[name] for run in ledger.runs.values() if run.get(name, value) != value}
+        if others:
+            named = ", ".join(sorted(others))
+            raise SystemExit(
+                f"{ledger.path} has runs on {named}, not on {value}: name another --results"
+            )
 
 
 class Runner(Generic[Key]):

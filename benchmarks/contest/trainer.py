@@ -43,7 +43,7 @@ def open_runner(
     """The ledger that the flags name, and what trains further runs into it."""
     origin = {"data": arguments.data} | describe_origin(arguments.commit)
     ledger = ContestLedger(arguments.results, origin)
-    refuse_other_data(ledger, arguments.data)
+    refuse_other_data(ledger, data=arguments.data)
     train = trainer(arguments.data, arguments.data_dir).train
     return ledger, Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
 

@@ -20,6 +20,8 @@ from benchmarks.language.search_space import (
     RECIPE,
     choose_start,
     find_point,
+    get_grids,
+    make_setting,
     search_setting,
 )
 
@@ -33,7 +35,7 @@ LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe better than 1
-RUNS = 16  # of a search, whatever its number of coordinates
+RUNS = 18  # of a search, whatever its number of coordinates
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -104,6 +106,29 @@ class LanguageContest:
         if not found:
             raise MissingRunError(f"{arm} at {batch} tokens per step")
         return sorted(found, key=lambda setting: found[setting])
+
+    def find_unbracketed(self, arm: str, batch: int, steps: int) -> list[str]:
+        """The coordinates of the best setting without a worse value tried on both sides.
+
+        0 needs none below it.
+        """
+        best = self.rank_settings(arm, batch, steps)[0]
+        point = find_point(best, steps)
+        limit = self._best_loss(arm, batch, steps)
+        open_ones = []
+        for name, value in point.items():
+            grid = list(get_grids(arm)[name])
+            place = grid.index(value)
+            beside = [i for i in (place - 1, place + 1) if i >= 0 or value != 0]
+            settings = [
+                make_setting(arm, {**point, name: grid[i]}, steps) if 0 <= i < len(grid) else None
+                for i in beside
+            ]
+            keys = [self.make_key("tune", batch, steps, s, 0) if s else None for s in settings]
+            found = [self.ledger.runs.get(key) if key else None for key in keys]
+            if any(run is None or _get_loss(run) < limit for run in found):
+                open_ones.append(name)
+        return open_ones
 
     def list_finalists(self, arm: str, batch: int, steps: int) -> list[Setting]:
         """The settings that are tested: the two best, and one where the test is descriptive."""

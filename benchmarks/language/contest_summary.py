@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from benchmarks.language.contest_stages import (
     SHARES,
     LanguageContest,
 )
+from benchmarks.language.search_space import choose_start
 from neumann.lab.studies.statistics import (
     Difference,
     correct_by_holm,
@@ -26,6 +28,7 @@ from neumann.lab.studies.statistics import (
 )
 
 RESAMPLES = 10_000
+LARGER = "the width and depth of GPT-2 124M (110 million parameters with 16,384 tokens)"
 SIGNIFICANT = 0.05
 
 
@@ -48,7 +51,7 @@ class Verdict:
     steps: int
     peer: str
     lead: Difference  # their better setting minus our worse one: positive if we lead
-    p: float | None  # corrected by Holm where it is a primary comparison
+    p: float | None  # corrected by Holm if it is a primary comparison; 1 if a run of ours diverged
     primary: bool
     saving: Saving | None
 
@@ -58,7 +61,8 @@ def format_contest(contest: LanguageContest) -> str:
     verdicts = find_verdicts(contest)
     parts = [_format_validation(contest)]
     if verdicts:
-        parts += [_format_tests(contest, verdicts), *map(describe_verdict, verdicts)]
+        parts += [_format_verdicts(contest, verdicts), *map(describe_verdict, verdicts)]
+        parts.append(_format_tests(contest))
     parts.append(describe_larger(contest))
     return "\n\n".join(part for part in parts if part)
 
@@ -72,17 +76,18 @@ def find_verdicts(contest: LanguageContest) -> list[Verdict]:
         except MissingRunError:
             continue
     primary = [length for length in compared if length in LENGTHS.items()]
-    tested = [length for length in primary if compared[length].p is not None]
+    tested = [length for length in primary if _find_p(compared[length]) is not None]
     # Comparisons that are still to come count too: their number was fixed before the first.
     missing = [1.0] * (len(LENGTHS) - len(tested))
-    corrected = correct_by_holm([*(compared[length].p or 0.0 for length in tested), *missing])
+    p_found = (_find_p(compared[length]) or 0.0 for length in tested)
+    corrected = correct_by_holm([*p_found, *missing])
     p_values = dict(zip(tested, corrected, strict=False))
     return [
         Verdict(
             *length,
             contest.find_peer(*length),
             lead,
-            p_values.get(length) if length in primary else lead.p,
+            p_values.get(length) if length in primary else _find_p(lead),
             length in primary,
             find_saving(contest, *length),
         )
@@ -90,12 +95,17 @@ def find_verdicts(contest: LanguageContest) -> list[Verdict]:
     ]
 
 
+def _find_p(lead: Difference) -> float | None:
+    """A difference over seeds of which ours lost some is no lead, however large it is."""
+    return 1.0 if lead.diverged_b else lead.p
+
+
 def describe_verdict(verdict: Verdict) -> str:
     """A sentence: who is ahead, by how much, how sure that is, and how many steps it saves."""
     lead, place = verdict.lead, f"{verdict.batch:,} tokens per step and {verdict.steps} steps"
     if lead.mean is None:
         return f"At {place}, there is no pair of runs that both finished."
-    level = verdict.p is not None and verdict.p >= SIGNIFICANT
+    level = verdict.p is not None and verdict.p >= SIGNIFICANT and not lead.diverged_b
     word = "ahead of" if lead.mean > 0 else "behind"
     between = "" if lead.low is None else f", 95 % interval {lead.low:+.4f} to {lead.high:+.4f}"
     kind = "corrected p" if verdict.primary else "descriptive, p"
@@ -104,8 +114,10 @@ def describe_verdict(verdict: Verdict) -> str:
     text = f"At {place}, {who[0]} is {word} {who[1]}{verdict.peer} by "
     text += f"{abs(lead.mean):.4f} nats (n {lead.n}{between}, {p})"
     text += ", which is within the noise." if level else "."
-    lost = lead.diverged_a + lead.diverged_b
-    text += f" {lost} diverged runs are left out." if lost else ""
+    if lead.diverged_b:
+        text += f" But {lead.diverged_b} of our runs diverged, so this is no lead."
+    if lead.diverged_a:
+        text += f" {lead.diverged_a} runs of the peer diverged and are left out."
     return f"{text} {_describe_saving(verdict.saving)}".strip()
 
 
@@ -119,12 +131,10 @@ def describe_larger(contest: LanguageContest) -> str:
     peer = keys[1].setting.arm
     if ours is None or theirs is None:
         lost = " and ".join(a for a, x in ((OURS, ours), (peer, theirs)) if x is None)
-        return (
-            f"At 124 million parameters, with the settings of the small network, {lost} diverged."
-        )
+        return f"At {LARGER}, with the settings of the small network, {lost} diverged."
     word = "ahead of" if ours < theirs else "behind"
     return (
-        "At 124 million parameters, with the settings of the small network, ours is "
+        f"At {LARGER}, with the settings of the small network, ours is "
         f"{word} {peer} by {abs(theirs - ours):.4f} nats on the validation set "
         f"({ours:.4f} and {theirs:.4f}; n 1)."
     )
@@ -133,15 +143,17 @@ def describe_larger(contest: LanguageContest) -> str:
 def _describe_saving(saving: Saving | None) -> str:
     if saving is None:
         return ""
-    if saving.middle <= 0:
-        return "It saves no steps."
-    interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
+    ours = "Our setting with the lowest validation loss"
     if saving.middle >= saving.longest:
-        return f"It saves {100 * saving.longest:.0f} % of the steps or more (n {saving.n})."
-    if saving.high >= saving.longest:
-        interval += " or more"
+        return f"{ours} saves {100 * saving.longest:.0f} % of the steps or more (n {saving.n})."
+    if saving.middle < 0:
+        interval = f"{-100 * saving.high:.1f} to {-100 * saving.low:.1f} %"
+        more = f"{-100 * saving.middle:.1f} % more steps for the peer's loss"
+        return f"{ours} needs {more} (95 % interval {interval}, n {saving.n})."
+    interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
+    interval += " or more" if saving.high >= saving.longest else ""
     return (
-        f"It has the peer's loss after {100 * (1 - saving.middle):.1f} % of the steps: "
+        f"{ours} has the peer's loss after {100 * (1 - saving.middle):.1f} % of the steps: "
         f"{100 * saving.middle:.1f} % are saved (95 % interval {interval}, n {saving.n})."
     )
 
@@ -169,16 +181,26 @@ def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Diffe
 
 
 def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | None:
-    """What our best setting saves against the best one of the peer; None without the runs."""
+    """What our best setting saves; None without the runs.
+
+    Ours is the best on the validation set, whose shorter runs there are. The peer's is the one that
+    did better in the test.
+    """
     setting = contest.rank_settings(OURS, batch, steps)[0]
-    peer = contest.rank_settings(contest.find_peer(batch, steps), batch, steps)[0]
+    tested = [
+        losses
+        for theirs in contest.list_finalists(contest.find_peer(batch, steps), batch, steps)
+        if (losses := _drop_diverged(contest.find_losses("test", batch, steps, theirs)))
+    ]
     shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
     lengths = {
         length / steps: contest.find_losses("saving", batch, length, setting) for length in shorter
     }
     lengths[1.0] = contest.find_losses("test", batch, steps, setting)
-    target = contest.find_losses("test", batch, steps, peer)
-    target, *rest = map(_drop_diverged, (target, *lengths.values()))
+    if not tested:
+        return None
+    target = min(tested, key=lambda losses: fmean(losses.values()))
+    rest = list(map(_drop_diverged, lengths.values()))
     lengths = dict(zip(lengths, rest, strict=True))
     common = set.intersection(*(set(losses) for losses in (target, *rest)))
     if not common:
@@ -195,7 +217,8 @@ def estimate_saving(
 ) -> tuple[float, float, float]:
     """The share of the steps that is saved at equal loss, with a bootstrap interval of 95 %.
 
-    It is never below 0 nor above what the shortest length saves.
+    It is never above what the shortest length saves. If the peer ends lower than we do, it is
+    negative: the steps that we need more, on a straight line through our losses.
 
     Args:
         lengths: our losses by seed, for each share of the full length, 1 included.
@@ -208,10 +231,12 @@ def estimate_saving(
     theirs = np.array([target[s] for s in seeds])
 
     def saving(chosen: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
-        means = ours[:, chosen].mean(1)
+        means, wanted = ours[:, chosen].mean(1), theirs[chosen].mean()
+        slope = np.polyfit(shares, means, 1)[0]
+        if wanted < means[-1] and slope < 0:
+            return float((means[-1] - wanted) / slope)
         # np.interp needs a rising axis, and the loss falls with the length.
-        equal = np.interp(-theirs[chosen].mean(), -means, shares)
-        return float(1 - equal)
+        return float(1 - np.interp(-wanted, -means, shares))
 
     draw = np.random.default_rng(seed)
     drawn = [saving(draw.integers(len(seeds), size=len(seeds))) for _ in range(RESAMPLES)]
@@ -229,22 +254,50 @@ def _format_validation(contest: LanguageContest) -> str:
             except MissingRunError:
                 continue
             found = contest.ledger.find(contest.make_key("tune", batch, steps, best[0], 0))
-            s = best[0]
+            s, used = best[0], choose_start(arm)
             rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
-            rest = (f"{value:g}" for value in (s.momentum, s.before, s.decay))
+            rest = [
+                f"{getattr(s, name):g}" if name in used else ""
+                for name in ("momentum", "before", "power")
+            ]
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
-            rows.append((f"{batch:,} × {steps}", arm, *losses, *rates, *rest, str(len(best))))
+            open_ones = ", ".join(contest.find_unbracketed(arm, batch, steps))
+            cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
+            rows.append((f"{batch:,} × {steps}", arm, *cells))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
-    heads += ["μ", "before", "decay", "runs"]
-    return format_table(heads, "ll" + "r" * 9, rows) if rows else ""
+    heads += ["μ", "before", "power", "decay", "runs", "not bracketed"]
+    return format_table(heads, "ll" + "r" * 10 + "l", rows) if rows else ""
 
 
 def _format_losses(run: Run) -> tuple[str, str]:
     return f"{run['loss']:.4f}", f"{run['train_loss']:.4f}"
 
 
-def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
+def _format_tests(contest: LanguageContest) -> str:
+    """Every setting that was tested."""
+    rows = []
+    for length in (*LENGTHS.items(), LONGER):
+        for arm in (OURS, *MUON, *OTHERS):
+            try:
+                ranked = contest.rank_settings(arm, *length)
+            except MissingRunError:
+                continue
+            for place, setting in enumerate(ranked, start=1):
+                losses = contest.find_losses("test", *length, setting)
+                if losses:
+                    found = mean_interval(list(losses.values()))
+                    mean = "" if found.mean is None else f"{found.mean:.4f}"
+                    half = "" if found.high is None or found.mean is None else (
+                        f"± {found.high - found.mean:.4f}")  # fmt: skip
+                    size = "{:,} × {}".format(*length)
+                    cells = (mean, half, str(found.n), str(found.diverged or ""))
+                    rows.append((size, arm, str(place), *cells))
+    heads = ("tokens × steps", "arm", "rank on validation", "test", "95 %", "n", "diverged")
+    return format_table(heads, "llrrrrr", rows) if rows else ""
+
+
+def _format_verdicts(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
     rows = []
     for verdict in verdicts:
         batch, steps = verdict.batch, verdict.steps
@@ -262,7 +315,8 @@ def _format_tests(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:
         p = f"{verdict.p:.2g}" if verdict.primary and verdict.p is not None else ""
         saved, saving = "", verdict.saving
         if saving is not None:
-            interval = f"[{100 * saving.low:.1f}, {100 * saving.high:.1f}]"
+            more = " or more" if saving.high >= saving.longest else ""
+            interval = f"[{100 * saving.low:.1f}, {100 * saving.high:.1f}{more}]"
             saved = f"{100 * saving.middle:.1f} % {interval}"
         ours, theirs = cells[:2], cells[2:]
         rows.append((f"{batch:,} × {steps}", *ours, verdict.peer, *theirs, lead, p, saved))

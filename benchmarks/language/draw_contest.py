@@ -124,6 +124,7 @@ def draw_savings(verdicts: Sequence[Verdict]) -> Figure:
         rise = needed[min(index + 1, len(needed) - 1)] - needed[max(index - 1, 0)]
         side = "right" if rise < -1 else "left" if rise > 1 else "center"  # away from the line
         text = f"{percent / 100 * verdict.steps:.0f} of {verdict.steps} steps"
+        text += " or fewer" if savings[index].high >= savings[index].longest else ""
         _write(axes, text, (verdict.batch, percent - low[index]), (0, -7), color, side, "top")
         _write(axes, NAMES.get(verdict.peer, verdict.peer), (verdict.batch, 100), (0, 5), MUTED)
     _write(axes, NAMES[OURS], (batches[-1], needed[-1]), (9, 0), color, ha="left", va="center")
@@ -131,7 +132,8 @@ def draw_savings(verdicts: Sequence[Verdict]) -> Figure:
     axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
     axes.minorticks_off()
     axes.set_xlim(batches[0] / 2.2, batches[-1] * 2.4)
-    axes.set_ylim(min(78.0, min(needed) - max(low) - 4), 103)
+    tops = [each + more for each, more in zip(needed, high, strict=True)]
+    axes.set_ylim(min(78.0, min(needed) - max(low) - 4), max(103.0, max(tops) + 2))
     axes.set_xlabel("tokens per step", color=INK)
     return figure
 

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ from benchmarks.language.language_variants import build_variant
 from neumann.lab.data import load
 from neumann.lab.data.dataset import Dataset
 from neumann.lab.data.windows import to_indices
+from neumann.lab.errors import UsageError
 from neumann.lab.models import build
 
 TESTED = ("test", "saving")  # stages that are scored on the test set, all others on validation
 MICRO_TOKENS = 32_768  # tokens whose logits are in memory at once
+LAST = 0.05  # of a run: what its training loss is the mean of, at every batch size as many tokens
 IGNORED = -100  # a target that torch's cross-entropy leaves out
 
 
@@ -66,7 +69,7 @@ def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[R
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     origin = {"data": arguments.data, "tokens": arguments.tokens}
     ledger = Ledger(arguments.results, RunKey, origin | describe_origin(arguments.commit))
-    refuse_other_data(ledger, arguments.data)
+    refuse_other_data(ledger, **origin)
     trainer = open_trainer(arguments)
     seconds, share = arguments.seconds, arguments.share
     return ledger, Runner(ledger, trainer.train, seconds=seconds, share=share)
@@ -119,7 +122,7 @@ class LanguageTrainer:
         print(f"{describe(key)}  {final:.4f}  {seconds:.1f} s", flush=True)
         return {
             "loss": final if math.isfinite(final) else None,
-            "train_loss": sum(found[-10:]) / len(found[-10:]),
+            "train_loss": fmean(found[-max(1, round(LAST * key.steps)) :]),
             "losses": [round(loss, 4) for loss in found[:: max(1, key.steps // 50)]],
             "seconds": seconds,
         }
@@ -130,7 +133,10 @@ class LanguageTrainer:
         A network is compiled once, then filled again.
         """
         if key.context not in self._datasets:
-            self._datasets[key.context] = self._load(key.context)
+            try:
+                self._datasets[key.context] = self._load(key.context)
+            except UsageError as error:
+                raise SystemExit(str(error)) from error
         dataset = self._datasets[key.context]
         torch.manual_seed(key.seed)
         fresh = build(key.model, dataset)

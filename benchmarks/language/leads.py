@@ -186,9 +186,13 @@ def format_leads(leads: Leads) -> str:
         for choice in finalists
         for steps in CONFIRM_STEPS
     }
-    tested = [key for key, found in confirmed.items() if found.p is not None]
-    corrected = dict(zip(tested, correct_by_holm([confirmed[k].p or 0.0 for k in tested]),
-                         strict=True))  # fmt: skip
+    # Comparisons that are still to come count as p = 1: their number is fixed before the first.
+    p_values = [1.0 if found.p is None else found.p for found in confirmed.values()]
+    corrected = {
+        key: p
+        for (key, found), p in zip(confirmed.items(), correct_by_holm(p_values), strict=True)
+        if found.p is not None
+    }
     rows = []
     for choice in choices:
         keys = [(choice.name, steps) for steps in CONFIRM_STEPS]

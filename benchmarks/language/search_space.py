@@ -30,7 +30,7 @@ DECAY_200 = 0.2  # of a peer in 200 steps; the searches of recipe_untuned ended 
 
 _SPECTRAL = {"lr": 0.008, "momentum": 0.6, "before": 0.8, "decay": 1.6, "cooling": 0.0}
 _ADAMW = {"lr": 0.001, "momentum": 0.9, "decay": 0.8}
-_MUON = {"lr": 0.016, "before": 0.8, "decay": 0.8}
+_MUON = {"lr": 0.016, "before": 0.9, "decay": 0.8}
 START: dict[str, Point] = {
     "spectral": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
     "spectral embedding": {**_SPECTRAL, "embedding": 0.064, "output": 0.016},
@@ -39,7 +39,7 @@ START: dict[str, Point] = {
     "spectral by norm": {**_SPECTRAL, "embedding": 0.032, "output": 0.016},
     "muon": {**_MUON, "embedding": 0.016, "output": 0.016},
     "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
-    "muon by norm": {**_MUON, "lr": 0.064, "embedding": 0.016, "output": 0.016},
+    "muon by norm": {**_MUON, "lr": 0.064, "embedding": 0.008, "output": 0.016},
     "normuon": {**_MUON, "embedding": 0.016, "output": 0.016},
     "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.2, "embedding": 0.016, "output": 0.016},
     "schedule-free": {**_ADAMW, "embedding": 0.016, "output": 0.008},
@@ -76,10 +76,15 @@ def find_point(setting: Setting, steps: int) -> Point:
     """The point on the grids of a setting for so many steps; it means the same at any length."""
     values = {name: getattr(setting, name, 0.0) for name in choose_start(setting.arm)}
     values["forgetting"] = setting.decay * setting.lr * steps
-    grids = recipe_space.GRIDS if setting.arm == RECIPE else GRIDS
     if setting.arm != RECIPE:
         values |= {role: values[role] * setting.lr for role in ("embedding", "output")}
+    grids = get_grids(setting.arm)
     return {name: _find_nearest(grids[name], value) for name, value in values.items()}
+
+
+def get_grids(arm: str) -> dict[str, tuple[float, ...]]:
+    """The values of each coordinate of an arm."""
+    return recipe_space.GRIDS if arm == RECIPE else GRIDS
 
 
 def _find_nearest(grid: Sequence[float], value: float) -> float:
@@ -118,7 +123,6 @@ def search_setting(
     def announce(point: Point) -> None:
         runner.run(make_key(make_setting(arm, point, steps)))
 
-    grids = recipe_space.GRIDS if arm == RECIPE else GRIDS
     begin = START[arm] if start is None else start
-    best = search_coordinates(loss, begin, grids, order, announce, limit)
+    best = search_coordinates(loss, begin, get_grids(arm), order, announce, limit)
     return make_setting(arm, best, steps)

@@ -29,12 +29,13 @@ from benchmarks.language.language_runs import (
     draw_batches,
     open_trainer,
 )
-from benchmarks.language.search_space import START, make_setting
+from benchmarks.language.search_space import choose_start, make_setting
 from neumann.lab.errors import UsageError
 
 REFERENCE = "adamw"
 ARMS = (OURS, *MUON, *OTHERS)
 LR = 1e-6
+RUN_STEPS = 20  # of the run that an arm is built for: warm-ups end in the first round
 
 
 def measure(
@@ -57,9 +58,9 @@ def measure(
 
     timers, missing = {}, []
     for arm in arms:
-        setting = replace(make_setting(arm, START[arm]), lr=LR, decay=0.0)
+        setting = replace(make_setting(arm, choose_start(arm)), lr=LR, decay=0.0)
         try:
-            timers[arm] = partial(time_steps, build_arm(model, setting, steps=1_000))
+            timers[arm] = partial(time_steps, build_arm(model, setting, RUN_STEPS))
         except (ModuleNotFoundError, UsageError) as error:  # torch below 2.9 has no Muon
             print(f"{arm} is left out: {error}")
             missing.append(arm)
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="in a round")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    setting = make_setting(REFERENCE, START[REFERENCE])
+    setting = make_setting(REFERENCE, choose_start(REFERENCE))
     size = arguments.model, 256, arguments.batch_tokens, arguments.steps
     key = RunKey("throughput", *size, setting, seed=0)
     speeds, missing = measure(open_trainer(arguments), key, ARMS, arguments.rounds)

@@ -99,7 +99,7 @@ def test_state_in_bfloat16_beside_float32(tmp_path, capsys):
 
 def test_arms_take_turns_for_their_speed(trainer):
     key = make_key("adamw")
-    arms = ("spectral by norm", "adamw", "paper")
+    arms = throughput.ARMS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the arms share their weights
         speeds, missing = throughput.measure(trainer, key, arms, rounds=2)

@@ -107,7 +107,7 @@ def test_the_larger_network_takes_the_settings_along(contest):
     ours, peer = (key for key in contest.ledger.runs if key.model == "gpt:124m")
     assert ours.setting == contest.rank_settings(OURS, MIDDLE, 200)[0]
     assert (peer.setting.arm, peer.steps, peer.seed) == ("muon by norm", 200, 1)
-    (sentence,) = (line for line in format_contest(contest).splitlines() if "124 million" in line)
+    (sentence,) = (line for line in format_contest(contest).splitlines() if "GPT-2 124M" in line)
     assert "ours is ahead of muon by norm by 0.0" in sentence
     assert "n 1" in sentence
 
@@ -117,12 +117,12 @@ def test_words_for_other_outcomes():
         lead = Difference(mean, mean - 0.01, mean + 0.01, p, 10)
         return describe_verdict(Verdict(65_536, 800, "soap", lead, p, True, saving))
 
-    behind = describe(-0.03, 0.01, Saving(0.0, 0.0, 0.0, 0.2, 10))
+    behind = describe(-0.03, 0.01, Saving(-0.04, -0.05, -0.03, 0.2, 10))
     assert "is behind the better one of soap by 0.0300 nats" in behind
-    assert "It saves no steps." in behind
+    assert "needs 4.0 % more steps for the peer's loss (95 % interval 3.0 to 5.0 %" in behind
     assert "within the noise" not in behind
     assert "within the noise" in describe(0.003, 0.4)
-    assert "It saves 20 % of the steps or more (n 10)." in describe(
+    assert "validation loss saves 20 % of the steps or more (n 10)." in describe(
         0.1, 1e-6, Saving(0.2, 0.2, 0.2, 0.2, 10)
     )
     assert "15.0 to 20.0 % or more" in describe(0.1, 1e-6, Saving(0.18, 0.15, 0.2, 0.2, 10))
@@ -144,6 +144,33 @@ def test_a_saving_counts_the_steps_that_were_run(contest, monkeypatch):
     assert found.n == 5
 
 
+def test_the_table_names_what_is_not_bracketed(contest):
+    """Every grid has a worse value on both sides of the best, or the search has not tried it."""
+    (arm, *length), steps = (OURS, MIDDLE), LENGTHS[MIDDLE]
+    found = contest.find_unbracketed(arm, *length, steps)
+    best = contest.rank_settings(arm, *length, steps)[0]
+    point = find_point(best, steps)
+    tried = {
+        name: {
+            find_point(key.setting, steps)[name]
+            for key in contest.ledger.runs
+            if key.stage == "tune" and (key.setting.arm, key.tokens_per_step) == (arm, MIDDLE)
+            and {**find_point(key.setting, steps), name: 0} == {**point, name: 0}
+        }
+        for name in point
+    }  # fmt: skip
+    for name, values in tried.items():
+        enclosed = min(values) < point[name] < max(values)
+        assert (name in found) is not enclosed, name
+    assert "| not bracketed |" in format_contest(contest)
+
+
+def test_all_tested_settings_are_shown(contest):
+    table = format_contest(contest)
+    assert "| 262,144 × 200 | adamw | 1 |" in table
+    assert "| 262,144 × 200 | recipe | 2 |" in table
+
+
 def test_steps_saved():
     """Losses that fall on a straight line: equal to the peer's at 90 % of the length."""
     lengths = {
@@ -154,6 +181,8 @@ def test_steps_saved():
     assert middle == pytest.approx(0.1)
     assert low <= middle <= high
     assert high - low < 1e-3
+    ahead = {seed: loss - 0.05 for seed, loss in lengths[1.0].items()}
+    assert estimate_saving(lengths, ahead)[0] == pytest.approx(-0.05)  # on the same line
 
 
 def test_a_contest_without_runs(tmp_path):
@@ -243,7 +272,8 @@ def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
     contest = run_stages(tmp_path, train)
     (verdict, *_) = contest_summary.find_verdicts(contest)
     assert (verdict.lead.n, verdict.lead.diverged_b) == (7, 3)
-    assert "3 diverged runs are left out" in describe_verdict(verdict)
+    assert verdict.p == 1.0
+    assert "But 3 of our runs diverged, so this is no lead." in describe_verdict(verdict)
     assert verdict.saving.n == 2
 
 

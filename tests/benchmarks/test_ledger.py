@@ -94,9 +94,28 @@ def test_a_claim_ends_with_its_process(tmp_path):
 def test_a_ledger_has_runs_on_one_data_set(tmp_path):
     older = Ledger(tmp_path / "runs.jsonl", Key)
     older.add(KEY, {})  # does not say on which
-    refuse_other_data(older, "cifar10")
+    refuse_other_data(older, data="cifar10")
     ledger = Ledger(tmp_path / "runs.jsonl", Key, {"data": "cifar100"})
     ledger.add(replace(KEY, seed=1), {})
-    refuse_other_data(ledger, "cifar100")
+    refuse_other_data(ledger, data="cifar100")
     with pytest.raises(SystemExit, match="has runs on cifar100, not on cifar10: name another"):
-        refuse_other_data(ledger, "cifar10")
+        refuse_other_data(ledger, data="cifar10")
+
+
+def test_other_tokens_are_refused(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", Key, {"data": "text:a", "tokens": "bpe:512"})
+    ledger.add(KEY, {"loss": 1.0})
+    refuse_other_data(ledger, data="text:a", tokens="bpe:512")
+    with pytest.raises(SystemExit, match="has runs on bpe:512, not on bytes"):
+        refuse_other_data(ledger, data="text:a", tokens="bytes")
+
+
+def test_a_line_that_was_cut_short_does_not_stop_a_study(tmp_path, capsys):
+    path = tmp_path / "runs.jsonl"
+    Ledger(path, Key).add(KEY, {"loss": 1.0})
+    with path.open("a") as file:
+        file.write('{"key": {"name": "a"')
+    ledger = Ledger(path, Key)
+    ledger.add(replace(KEY, seed=1), {"loss": 2.0})
+    assert set(Ledger(path, Key).runs) == {KEY, replace(KEY, seed=1)}
+    assert "cut short" in capsys.readouterr().out
