@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.common.ledger import Run
 from benchmarks.paper.judging import Evidence, weigh_direction, weigh_equivalence, weigh_spread
@@ -74,8 +74,12 @@ class ClaimTest(Protocol):
 @cache
 def count_seeds(study: str) -> int:
     """The seeds that the file of a study asks for."""
-    content = tomllib.loads((STUDIES / f"{study}.toml").read_text())
-    return int(content["test"]["seeds"])
+    return int(read_study(study)["test"]["seeds"])
+
+
+def read_study(study: str) -> dict[str, Any]:
+    """What the file of a study says."""
+    return tomllib.loads((STUDIES / f"{study}.toml").read_text())
 
 
 # ---------------------------------------------------------------------- a number of one run
@@ -99,6 +103,8 @@ def measure_early_drops(run: Run) -> float:
     if run.get("diverged"):
         return math.nan
     early = run["curve"][: max(2, round(EARLY * len(run["curve"])))]
+    if len(early) < 2:
+        return math.nan
     return math.fsum(max(0.0, a - b) for a, b in pairwise(early)) / (len(early) - 1)
 
 
@@ -141,8 +147,9 @@ class Contrast:
         claimed = self.claimed
         if self.claimed_share is not None:
             scores = [score for run in theirs.values() if math.isfinite(score := get_score(run))]
-            error = 100 - math.fsum(scores) / len(scores)
-            claimed = min(claimed, self.claimed_share * error)
+            if scores:
+                error = 100 - fmean(scores)
+                claimed = min(claimed, self.claimed_share * error)
         evidence = weigh_direction(effects, self.null, claimed)
         label = f"{self.better.study}: {self.better} − {self.worse}"
         return Outcome(label, format_effect(evidence, UNITS[self.quantity]), evidence, diverged)
@@ -211,11 +218,17 @@ class Spread:
         limit = self.difference / (1.96 * math.sqrt(2))
         evidence = weigh_spread(scores, limit)
         deviation, high, low = (
-            limit / math.exp(v) for v in (evidence.mean, evidence.low, evidence.high)
+            (limit / math.exp(v) for v in (evidence.mean, evidence.low, evidence.high))
+            if len(scores) > 1
+            else (math.nan,) * 3
         )
         figure = (
-            f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
-            f"n = {evidence.n}"
+            "too few runs ended"
+            if len(scores) < 2
+            else (
+                f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
+                f"n = {evidence.n}"
+            )
         )
         return Outcome(
             f"{self.source.study}: spread of {self.source}",
@@ -286,10 +299,13 @@ class EpochsToAccuracy:
         if missing is not None:
             return missing
         where = self.reference
-        scores = [
-            get_score(run) for run in results.find(where.study, where.arm, where.point).values()
-        ]
-        target = math.fsum(scores) / len(scores)
+        found = results.find(where.study, where.arm, where.point).values()
+        scores = [score for run in found if math.isfinite(score := get_score(run))]
+        label = self._name()
+        if not scores:
+            nothing = weigh_direction([], 0.0, 0.0)
+            return Outcome(label, f"{where} has no accuracy: all its runs diverged", nothing)
+        target = fmean(scores)
         effects, short, all_known = [], 0, True
         for seed in range(min(source.needed for source in self.sources)):
             needed = [
@@ -315,9 +331,12 @@ class EpochsToAccuracy:
             f"{target:.1f} %"
             f"{unreached}, n = {evidence.n}"
         )
+        return Outcome(label, figure, evidence, short)
+
+    def _name(self) -> str:
         first = next(iter(self.large.values())), next(iter(self.small.values()))
         points = " beside ".join(source.point.partition(",")[0] for source in first)
-        return Outcome(f"{first[0].study}: {first[0].arm}, {points}", figure, evidence, short)
+        return f"{first[0].study}: {first[0].arm}, {points}"
 
 
 @dataclass(frozen=True)
@@ -378,6 +397,8 @@ def fit_slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 def format_effect(evidence: Evidence, unit: str) -> str:
     """As in "+0.31 [+0.12, +0.50] points, n = 10"."""
+    if math.isnan(evidence.mean):
+        return "nothing to compare: all runs of one side diverged"
     digits = 2 if unit.startswith("points") else 3
     values = (evidence.mean, evidence.low, evidence.high)
     mean, low, high = (  # adding zero turns −0 into 0

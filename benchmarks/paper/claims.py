@@ -159,15 +159,14 @@ CLAIMS = (
         "section 4.1",
         "`studies/paper/shorter-runs.toml`: Neumann for 90 % of the epochs beside the baselines' "
         "whole runs, each with its whole schedule; 80 and 70 % as well",
-        "Supported if Neumann at 90 % of the length is ahead of both baselines; not supported if "
-        "it is behind one of them.",
+        "Supported if Neumann at 90 % of the length loses less than 0.2 points to both baselines; "
+        "not supported if it loses more to one of them.",
         tuple(
-            Contrast(
-                Source("shorter-runs", "neumann 90%"), Source("shorter-runs", baseline), claimed=0.0
+            lose_at_most(
+                MARGIN, Source("shorter-runs", "neumann 90%"), Source("shorter-runs", baseline)
             )
             for baseline in BASELINES
         ),
-        limits="Equal accuracy would be enough for the claim, and stays inconclusive here.",
     ),
     Claim(
         5,

@@ -10,11 +10,13 @@ import argparse
 from pathlib import Path
 
 from benchmarks.common.ledger import Ledger, Run
+from benchmarks.paper.claim_tests import read_study
 from benchmarks.paper.run_lines import Results, RunKey, collect_study
 from neumann.lab.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-COMPARED = ("score", "diverged", "lr", "epochs", "batch_size", "steps")
+COMPARED = ("data", "model", "opt", "score", "diverged", "lr", "epochs", "batch_size", "steps")
+OF_STUDY = ("data", "model")  # settings that all runs of a study share
 
 
 def add_runs(ledger: Ledger[RunKey], runs: dict[RunKey, Run]) -> int:
@@ -36,6 +38,30 @@ def add_runs(ledger: Ledger[RunKey], runs: dict[RunKey, Run]) -> int:
     return len(new)
 
 
+def check_study(folder: Path, runs: dict[RunKey, Run]) -> None:
+    """Raise a UsageError unless these are runs of the study that has the folder's name."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder of a study")
+    file = f"{folder.name}.toml"
+    try:
+        settings = read_study(folder.name)["settings"]
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: there is no {file} in studies/paper") from None
+    for key, run in runs.items():
+        for name in OF_STUDY:
+            if name in settings and name in run and _shorten(settings[name]) != run[name]:
+                raise UsageError(
+                    f"{folder}: {key.arm}, seed {key.seed} has {name} {run[name]}, and "
+                    f"{file} has {settings[name]}"
+                )
+
+
+def _shorten(value: str) -> str:
+    """Files without their folders, as they are kept."""
+    kind, colon, files = value.partition(":")
+    return f"{kind}:{','.join(Path(f).name for f in files.split(','))}" if colon else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -46,11 +72,15 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Results(arguments.results)
     for folder in arguments.folders:
-        found = {
-            key: {"commit": arguments.commit, **run} if arguments.commit else run
-            for key, run in collect_study(folder).items()
-        }
-        added = add_runs(results.open(folder.name), found)
+        try:
+            found = {
+                key: {"commit": arguments.commit, **run} if arguments.commit else run
+                for key, run in collect_study(folder).items()
+            }
+            check_study(folder, found)
+            added = add_runs(results.open(folder.name), found)
+        except UsageError as error:
+            raise SystemExit(str(error)) from error
         print(f"{folder.name}: {len(found)} finished runs, {added} new")
 
 

@@ -105,6 +105,8 @@ def weigh_spread(values: Sequence[float], limit: float) -> Evidence:
     from scipy import stats  # type: ignore[import-untyped, unused-ignore]
 
     n = len(values)
+    if n < 2:
+        return Evidence(math.nan, -math.inf, math.inf, n, 1.0, 1.0)
     mean = math.fsum(values) / n
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     freedom = n - 1

@@ -75,10 +75,13 @@ def main() -> None:
     arguments = parser.parse_args()
     for folder in arguments.folders:
         archive = arguments.archives / f"{folder.name}.tar.xz"
-        if arguments.action == "pack":
-            print(f"{archive}: {pack(folder, archive)} runs, {archive.stat().st_size:,} bytes")
-        else:
-            print(f"{folder}: {unpack(archive, folder)} new runs")
+        try:
+            if arguments.action == "pack":
+                print(f"{archive}: {pack(folder, archive)} runs, {archive.stat().st_size:,} bytes")
+            else:
+                print(f"{folder}: {unpack(archive, folder)} new runs")
+        except (UsageError, OSError, tarfile.TarError) as error:
+            raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -38,12 +38,12 @@ def tabulate_main(results: Results) -> str:
         for arm, shown in ARMS.items():
             runs = results.find(study, arm)
             ended = [run for run in runs.values() if not run.get("diverged")]
-            if not ended:
+            if not runs:
                 continue
             scores = [get_score(run) for run in ended]
             spread = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
-            loss = f"{fmean(run['train_loss'] for run in ended):.4f}"
-            lr = " and ".join(sorted({f"{run['lr']:g}" for run in ended}))
+            loss = f"{fmean(run['train_loss'] for run in ended):.4f}" if ended else ""
+            lr = " and ".join(sorted({f"{run['lr']:g}" for run in runs.values()}))
             cells = (name, shown, format_score(runs), spread, loss, lr, str(len(ended)))
             rows.append(cells)
     heads = ("data", "arm", "test accuracy, %", "deviation", "training loss", "lr", "n")

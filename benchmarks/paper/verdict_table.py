@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.common.markdown import format_table
-from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source
+from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source, read_study
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.curve_figures import DRAWINGS
 from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
-from benchmarks.paper.run_lines import Results
+from benchmarks.paper.run_lines import Results, name_point
 from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
 from neumann.lab.studies.study_files import SEARCH
 
@@ -72,20 +72,23 @@ def _judge_tests(
     claim: Claim, found: Sequence[Outcome], finding: Finding, corrected: Finding
 ) -> Row:
     diverged = sum(each.diverged for each in found)
+    lost = next((each for each in found if each.diverged and each.evidence.n == 0), None)
+    if lost is not None:
+        figure = f"{lost.label}: all {lost.diverged} runs diverged"
+        return Row(claim, Verdict.NOT_SUPPORTED, figure, _describe(found))
     judgment = judge(finding, corrected, may_support=diverged == 0)
     verdict = judgment.verdict
-    against = verdict in (Verdict.NOT_SUPPORTED, Verdict.SMALLER)
-    decisive = (
-        min(found, key=lambda each: each.evidence.p_against)
-        if against
-        else max(found, key=lambda each: each.evidence.p_for)
-    )
+    weakest = max(found, key=lambda each: each.evidence.p_for)
+    smallest = min(found, key=lambda each: each.evidence.p_against)
+    decisive = smallest if verdict is Verdict.NOT_SUPPORTED else weakest
     figure = f"{decisive.label}: {decisive.figure}, corrected p {format_p(judgment.p)}"
     if verdict is Verdict.NOT_SUPPORTED:
         figure += " against the claimed effect"
     if len(found) > 1:
         figure += f" (the one that decides, of {len(found)})"
-    details = tuple(f"{each.label}: {each.figure}" for each in found)
+    if verdict is Verdict.SMALLER and smallest is not weakest:
+        figure += f"; smaller than claimed: {smallest.label}: {smallest.figure}"
+    details = _describe(found)
     notes = (f"{diverged} runs diverged or did not get there",) if diverged else ()
     return Row(claim, verdict, figure, details, notes, judgment.weak)
 
@@ -95,8 +98,11 @@ def _describe_missing(claim: Claim, found: Sequence[Outcome | Missing]) -> Row:
     figure = "; ".join(
         f"{each.study}: {each.seeds} of {each.needed} seeds" for each in missing.values()
     )
-    details = tuple(f"{each.label}: {each.figure}" for each in found if isinstance(each, Outcome))
-    return Row(claim, Verdict.NOT_RUN, figure, details)
+    return Row(claim, Verdict.NOT_RUN, figure, _describe(found))
+
+
+def _describe(found: Sequence[Outcome | Missing]) -> tuple[str, ...]:
+    return tuple(f"{each.label}: {each.figure}" for each in found if isinstance(each, Outcome))
 
 
 def _judge_measure(claim: Claim, results: Results) -> Row:
@@ -117,19 +123,33 @@ def _add_notes(row: Row, results: Results) -> Row:
 
 
 def find_edge(source: Source, results: Results) -> str | None:
-    """The arm with its learning rate, if that was the lowest or the highest tried."""
-    tried = sorted(
-        {
-            run["lr"]
-            for key, run in results.open(source.study).runs.items()
-            if key.stage == SEARCH
-            and key.point == source.point
-            and key.arm.rpartition(" at ")[0] == source.arm
-        }
-    )
+    """The arm with its learning rate, if that was the lowest or the highest tried.
+
+    An arm without a search of its own has taken its rate from another arm, or from another point.
+    """
+    searched = [
+        (key.point, key.arm.rpartition(" at ")[0], run["lr"])
+        for key, run in results.open(source.study).runs.items()
+        if key.stage == SEARCH
+    ]
+    if not any(each[:2] == (source.point, source.arm) for each in searched):
+        lender = find_lender(source)
+    else:
+        lender = source
+    tried = sorted({lr for *place, lr in searched if place == [lender.point, lender.arm]})
     tested = {run["lr"] for run in results.find(source.study, source.arm, source.point).values()}
     at_edge = sorted(tested & {*tried[:1], *tried[-1:]})
     return f"{source} at {at_edge[0]:g}" if at_edge else None
+
+
+def find_lender(source: Source) -> Source:
+    """The arm and the point whose learning rate an arm takes, by the file of the study."""
+    content = read_study(source.study)
+    arms, at = content.get("arms", {}), content.get("tuning", {}).get("at", {})
+    named = arms.get(source.arm, {}).get("lr")
+    arm = named if named in arms else source.arm
+    values = dict(part.split("=", 1) for part in source.point.split(",") if "=" in part)
+    return replace(source, arm=arm, point=name_point(**(values | {k: at[k] for k in at})))
 
 
 # ---------------------------------------------------------------------- the page

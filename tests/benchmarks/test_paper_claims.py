@@ -15,11 +15,12 @@ from benchmarks.paper.claim_tests import (
     EpochsToAccuracy,
     Equivalence,
     Source,
+    Spread,
     count_seeds,
     get_loss,
 )
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
-from benchmarks.paper.collect_runs import add_runs
+from benchmarks.paper.collect_runs import add_runs, check_study
 from benchmarks.paper.draw_figures import draw_all
 from benchmarks.paper.judge_claims import PAGE
 from benchmarks.paper.judging import Verdict
@@ -241,6 +242,75 @@ def test_an_arm_that_diverged_is_named(study, tmp_path):
     assert row.verdict == Verdict.INCONCLUSIVE
     assert "n = 4" in row.figure
     assert row.notes == ("1 runs diverged or did not get there",)
+
+
+def test_an_arm_that_always_diverged(study, tmp_path):
+    """Ours speaks against the claim; of the other there is nothing to compare with."""
+    study("neumann", [None] * 5)
+    study("base", [93.0, 93.2, 93.1, 93.0, 93.1])
+    share = dataclasses.replace(AHEAD, claimed_share=0.038)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, share)])
+    assert row.verdict == Verdict.NOT_SUPPORTED
+    assert row.figure == "one: neumann − base: all 5 runs diverged"
+    other = dataclasses.replace(share, better=share.worse, worse=share.better)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, other)])
+    assert row.verdict == Verdict.INCONCLUSIVE
+    assert "nothing to compare: all runs of one side diverged" in row.figure
+    spread = Spread(Source("one", "neumann"), 0.5)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, spread)])
+    assert row.verdict == Verdict.NOT_SUPPORTED
+
+
+def test_the_p_value_belongs_to_the_figure(study, tmp_path):
+    """Both tests support the claim; one of them excludes the claimed size."""
+    study("neumann", [94.0, 94.1, 94.0, 94.1, 94.05])
+    study("near", [93.90, 94.0, 93.88, 93.99, 93.95])
+    study("far", [92.0, 93.6, 93.9, 92.5, 93.0])
+    tests = [dataclasses.replace(AHEAD, worse=Source("one", name)) for name in ("near", "far")]
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, *tests)])
+    assert row.verdict == Verdict.SMALLER
+    decisive, smaller = row.figure.split("; smaller than claimed: ")
+    assert decisive.startswith("one: neumann − far: +1.05")
+    assert "p = 0.0" in decisive
+    assert smaller.startswith("one: neumann − near: +0.1")
+
+
+def test_a_borrowed_rate_at_the_edge_is_named(tmp_path, monkeypatch):
+    (tmp_path / "one.toml").write_text(
+        '[arms.whole]\n[arms.short]\nlr = "whole"\n[tuning]\nat = {epochs = 30}\n'
+        "[test]\nseeds = 1\n"
+    )
+    monkeypatch.setattr(claim_tests, "STUDIES", tmp_path)
+    ledger = Ledger(tmp_path / "one.jsonl", RunKey)
+    for lr in (0.1, 0.2, 0.4):
+        ledger.add(RunKey("search", "epochs=30", f"whole at {lr}", 0), {"lr": lr, "score": 90.0})
+    for lr, edge in ((0.4, "short (epochs=15) at 0.4"), (0.2, None)):
+        ledger.add(RunKey("final", "epochs=15", "short", 0), {"lr": lr, "score": 90.0})
+        assert find_edge(Source("one", "short", "epochs=15"), Results(tmp_path)) == edge
+
+
+def test_a_reference_with_a_diverged_run_has_an_accuracy(study, tmp_path):
+    small = {n: Source("one", "neumann", f"s,{n}") for n in (15, 30)}
+    for epochs in (15, 30):
+        study("neumann", [90.0 + epochs / 15 + 0.01 * k for k in range(5)], f"s,{epochs}")
+    study("nesterov", [91.5, None, 91.5, 91.5, 91.5])
+    test = EpochsToAccuracy(small, small, Source("one", "nesterov"), 1.14)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(2, test)])
+    assert "× the epochs to 91.5 %" in row.figure
+
+
+def test_runs_of_another_study_are_refused(tmp_path):
+    folder = tmp_path / "main-cifar10"
+    key = RunKey("final", "", "neumann", 0)
+    with pytest.raises(UsageError, match="is no folder of a study"):
+        check_study(folder, {})
+    folder.mkdir()
+    check_study(folder, {key: {"data": "cifar10", "model": "resnet9"}})
+    with pytest.raises(UsageError, match=r"seed 0 has data digits, and main-cifar10.toml has cif"):
+        check_study(folder, {key: {"data": "digits", "model": "mlp"}})
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match=r"there is no other.toml in studies/paper"):
+        check_study(tmp_path / "other", {})
 
 
 def test_equality_of_two_kinds_of_arms_on_average(study, tmp_path):

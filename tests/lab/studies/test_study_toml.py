@@ -115,6 +115,12 @@ def test_changes_replace_what_the_file_says_of_a_setting(tmp_path):
     assert config.arms[2] == "small batches=sgd:lr=0.1:0.4:3"
 
 
+def test_a_shorter_study_has_a_shorter_search(tmp_path):
+    text = WHOLE.replace("epochs = 2", "epochs = 60").replace("epochs = 1", "epochs = 20")
+    for change, expected in (("epochs=1", 1), ("epochs=30", 20)):
+        assert read(text, tmp_path, change).points[0].config.search_epochs == expected
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -141,6 +147,26 @@ def test_changes_replace_what_the_file_says_of_a_setting(tmp_path):
             '"neumann:reset_growth"',
             '"neumann:reset_grow"',
             "unknown neumann option 'reset_grow'; did you",
+        ),
+        (
+            'lr = "neumann"',
+            'lr = "neuman"',
+            r"arm as lr of \[arms.plain\] 'neuman'; did you mean n",
+        ),
+        (
+            "[32, 64, 128]",
+            "512",
+            r"\[axes\]: batch_size must be a list, as in batch_size = \[512\]",
+        ),
+        (
+            '"neumann:reset_growth" = [1, 2]',
+            '"adamw:eps" = [1e-8, 1e-6]',
+            r"unknown optimizer in \[axes\] 'adamw'; choose from: neumann, sgd",
+        ),
+        (
+            '[axes]\nbatch_size = [32, 64, 128]\n"neumann:reset_growth" = [1, 2]\n',
+            "",
+            r"\[tuning\]: at batch_size = 64 needs \[axes\] to choose from",
         ),
         ("at = {batch_size = 64}", "at = {batch_size = 65}", "65 is not one of"),
         ("at = {batch_size = 64}", "at = {epochs = 64}", "unknown axis in at"),

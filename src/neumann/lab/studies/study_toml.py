@@ -35,6 +35,7 @@ Everything else is a UsageError of one line, which suggests the nearest name.
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from neumann.lab.studies.engine import Point, Study
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 
 NOT_IN_FILES = ("output",)  # a flag of the command
+_RATE = r"[0-9.]\S*"  # a number, LOW:HIGH:COUNT or RATE/IMAGES
 NOT_CHANGED = (*NOT_IN_FILES, "lr")  # by --set: arms and [tuning] have their own
 
 
@@ -101,11 +103,16 @@ def read_study_toml(
 def _make_study(
     content: dict[str, Any], folder: Path, changed: dict[str, Any], of_command: dict[str, Any]
 ) -> Study:
+    for key, value in dict(content.get("axes") or {}).items():
+        good = isinstance(value, list)
+        require(good, f"[axes]: {key} must be a list, as in {key} = [{_show(value)}]")
     text: StudyText = _parse_table("file", content, StudyText)
     tuning: Tuning | None = None
     if text.tuning is not None:
         tuning = _parse_table("[tuning]", text.tuning, Tuning)
         tuning = replace(tuning, at=_without(tuning.at, changed))
+        if tuning.epochs is not None and "epochs" in changed:  # --set shortens the search too
+            tuning = replace(tuning, epochs=min(tuning.epochs, changed["epochs"]))
     test: Test = _parse_table("[test]", text.test, Test)
     known = Settings if tuning else TrainingSettings
     allowed = [f.name for f in fields(known) if f.name not in NOT_IN_FILES]
@@ -116,6 +123,7 @@ def _make_study(
     arms = {name: _parse_arm(name, table, axes) for name, table in text.arms.items()}
     arms = {name: (opt, _without(own, changed)) for name, (opt, own) in arms.items()}
     require(bool(arms), "it needs an [arms.NAME]")
+    _check_names(text.arms, axes, {Arm.parse(opt).name for opt, _ in arms.values()})
     sources = _parse_sources(tuning, axes, settings)
     points = []
     for values in _list_points(axes):
@@ -193,6 +201,20 @@ def _parse_arm(
     twice = next((key for key in own if key in axes), None)
     require(twice is None, f"{where}: {twice} is an axis, so it cannot have its own")
     return opt, own
+
+
+def _check_names(
+    arms: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Any], optimizers: set[str]
+) -> None:
+    """Raise for the rate of an arm, or an axis of an optimizer, that the file does not have."""
+    for name, table in arms.items():
+        lr = table.get("lr")
+        if isinstance(lr, str) and lr not in arms and not re.fullmatch(_RATE, lr):
+            raise unknown(f"arm as lr of [arms.{name}]", lr, arms)
+    for key in axes:
+        optimizer, colon, _ = key.partition(":")
+        if colon and optimizer not in optimizers:
+            raise unknown("optimizer in [axes]", optimizer, sorted(optimizers))
 
 
 def _without(table: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,6 +300,7 @@ def _parse_sources(
 ) -> _Sources:
     at = {} if tuning is None else tuning.at
     for key, value in at.items():
+        require(bool(axes), f"[tuning]: at {key} = {value} needs [axes] to choose from")
         if key not in axes:
             raise unknown("axis in at of [tuning]", key, axes)
         require(value in axes[key], f"[tuning]: at {key} = {value} is not one of {axes[key]}")
