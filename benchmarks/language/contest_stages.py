@@ -108,27 +108,26 @@ class LanguageContest:
         return sorted(found, key=lambda setting: found[setting])
 
     def find_unbracketed(self, arm: str, batch: int, steps: int) -> list[str]:
-        """The coordinates of the best setting without a worse value tried on both sides.
+        """The coordinates whose next values on both sides of the best setting were not all tried.
 
-        0 needs none below it.
+        All that were tried are worse. 0 needs none below it.
         """
         best = self.rank_settings(arm, batch, steps)[0]
         point = find_point(best, steps)
-        limit = self._best_loss(arm, batch, steps)
-        open_ones = []
+
+        def was_tried(name: str, value: float) -> bool:
+            setting = make_setting(arm, {**point, name: value}, steps)
+            return self.make_key("tune", batch, steps, setting, 0) in self.ledger.runs
+
+        unbracketed = []
         for name, value in point.items():
-            grid = list(get_grids(arm)[name])
+            grid = get_grids(arm)[name]
             place = grid.index(value)
-            beside = [i for i in (place - 1, place + 1) if i >= 0 or value != 0]
-            settings = [
-                make_setting(arm, {**point, name: grid[i]}, steps) if 0 <= i < len(grid) else None
-                for i in beside
-            ]
-            keys = [self.make_key("tune", batch, steps, s, 0) if s else None for s in settings]
-            found = [self.ledger.runs.get(key) if key else None for key in keys]
-            if any(run is None or _get_loss(run) < limit for run in found):
-                open_ones.append(name)
-        return open_ones
+            below, above = grid[:place][-1:], grid[place + 1 :][:1]  # empty at an edge
+            enclosed = value == 0 or (bool(below) and was_tried(name, below[0]))
+            if not (enclosed and above and was_tried(name, above[0])):
+                unbracketed.append(name)
+        return unbracketed
 
     def list_finalists(self, arm: str, batch: int, steps: int) -> list[Setting]:
         """The settings that are tested: the two best, and one where the test is descriptive."""

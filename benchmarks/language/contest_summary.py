@@ -186,23 +186,22 @@ def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | No
     Ours is the best on the validation set, whose shorter runs there are. The peer's is the one that
     did better in the test.
     """
-    setting = contest.rank_settings(OURS, batch, steps)[0]
     tested = [
         losses
         for theirs in contest.list_finalists(contest.find_peer(batch, steps), batch, steps)
         if (losses := _drop_diverged(contest.find_losses("test", batch, steps, theirs)))
     ]
+    if not tested:
+        return None
+    target = min(tested, key=lambda losses: fmean(losses.values()))
+    setting = contest.rank_settings(OURS, batch, steps)[0]
     shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
     lengths = {
         length / steps: contest.find_losses("saving", batch, length, setting) for length in shorter
     }
     lengths[1.0] = contest.find_losses("test", batch, steps, setting)
-    if not tested:
-        return None
-    target = min(tested, key=lambda losses: fmean(losses.values()))
-    rest = list(map(_drop_diverged, lengths.values()))
-    lengths = dict(zip(lengths, rest, strict=True))
-    common = set.intersection(*(set(losses) for losses in (target, *rest)))
+    lengths = {share: _drop_diverged(losses) for share, losses in lengths.items()}
+    common = set.intersection(*(set(losses) for losses in (target, *lengths.values())))
     if not common:
         return None
     return Saving(*estimate_saving(lengths, target), longest=1 - min(lengths), n=len(common))
@@ -285,16 +284,16 @@ def _format_tests(contest: LanguageContest) -> str:
                 continue
             for place, setting in enumerate(ranked, start=1):
                 losses = contest.find_losses("test", *length, setting)
-                if losses:
-                    found = mean_interval(list(losses.values()))
-                    mean = "" if found.mean is None else f"{found.mean:.4f}"
-                    half = "" if found.high is None or found.mean is None else (
-                        f"± {found.high - found.mean:.4f}")  # fmt: skip
-                    size = "{:,} × {}".format(*length)
-                    cells = (mean, half, str(found.n), str(found.diverged or ""))
-                    rows.append((size, arm, str(place), *cells))
-    heads = ("tokens × steps", "arm", "rank on validation", "test", "95 %", "n", "diverged")
-    return format_table(heads, "llrrrrr", rows) if rows else ""
+                if not losses:
+                    continue
+                found = mean_interval(list(losses.values()))
+                mean = "" if found.mean is None else f"{found.mean:.4f}"
+                if found.mean is not None and found.high is not None:
+                    mean += f" ± {found.high - found.mean:.4f}"
+                cells = (str(place), mean, str(found.n), str(found.diverged or ""))
+                rows.append(("{:,} × {}".format(*length), arm, *cells))
+    heads = ("tokens × steps", "arm", "rank on validation", "test, ± 95 %", "n", "diverged")
+    return format_table(heads, "llrrrr", rows) if rows else ""
 
 
 def _format_verdicts(contest: LanguageContest, verdicts: Sequence[Verdict]) -> str:

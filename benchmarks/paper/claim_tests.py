@@ -217,25 +217,17 @@ class Spread:
         scores = [score for run in runs.values() if math.isfinite(score := get_score(run))]
         limit = self.difference / (1.96 * math.sqrt(2))
         evidence = weigh_spread(scores, limit)
+        label, diverged = f"{self.source.study}: spread of {self.source}", len(runs) - len(scores)
+        if len(scores) < 2:
+            return Outcome(label, "too few runs ended", evidence, diverged)
         deviation, high, low = (
-            (limit / math.exp(v) for v in (evidence.mean, evidence.low, evidence.high))
-            if len(scores) > 1
-            else (math.nan,) * 3
+            limit / math.exp(v) for v in (evidence.mean, evidence.low, evidence.high)
         )
         figure = (
-            "too few runs ended"
-            if len(scores) < 2
-            else (
-                f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
-                f"n = {evidence.n}"
-            )
+            f"deviation {deviation:.2f} [{low:.2f}, {high:.2f}] points, limit {limit:.2f}, "
+            f"n = {evidence.n}"
         )
-        return Outcome(
-            f"{self.source.study}: spread of {self.source}",
-            figure,
-            evidence,
-            len(runs) - len(scores),
-        )
+        return Outcome(label, figure, evidence, diverged)
 
 
 @dataclass(frozen=True)

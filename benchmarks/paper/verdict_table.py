@@ -132,11 +132,9 @@ def find_edge(source: Source, results: Results) -> str | None:
         for key, run in results.open(source.study).runs.items()
         if key.stage == SEARCH
     ]
-    if not any(each[:2] == (source.point, source.arm) for each in searched):
-        lender = find_lender(source)
-    else:
-        lender = source
-    tried = sorted({lr for *place, lr in searched if place == [lender.point, lender.arm]})
+    has_own = any(arm == source.arm and point == source.point for point, arm, _ in searched)
+    asked = source if has_own else find_lender(source)
+    tried = sorted({lr for point, arm, lr in searched if (point, arm) == (asked.point, asked.arm)})
     tested = {run["lr"] for run in results.find(source.study, source.arm, source.point).values()}
     at_edge = sorted(tested & {*tried[:1], *tried[-1:]})
     return f"{source} at {at_edge[0]:g}" if at_edge else None
@@ -149,7 +147,7 @@ def find_lender(source: Source) -> Source:
     named = arms.get(source.arm, {}).get("lr")
     arm = named if named in arms else source.arm
     values = dict(part.split("=", 1) for part in source.point.split(",") if "=" in part)
-    return replace(source, arm=arm, point=name_point(**(values | {k: at[k] for k in at})))
+    return replace(source, arm=arm, point=name_point(**values | at))
 
 
 # ---------------------------------------------------------------------- the page

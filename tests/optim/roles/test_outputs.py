@@ -85,10 +85,15 @@ def test_a_frozen_copy_does_not_hold_the_outputs():
 
 
 def test_a_frozen_output_layer_remains_one():
-    """What is before it does not become an output layer."""
-    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
-    model[2].requires_grad_(False)
-    assert outputs(model) == []
+    """What is before it does not become an output layer, also if it has the same shape."""
+    for inputs, classes in ((4, 2), (64, 64)):
+        model = nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, classes))
+        model[2].requires_grad_(False)
+        assert outputs(model) == []
+        assert outputs(nn.ModuleDict({"first": model[0], "last": model[2]})) == []
+    stages = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)))
+    stages[1].requires_grad_(False)
+    assert outputs(stages) == []
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "vit_base_patch16_siglip_224"])

@@ -19,11 +19,11 @@ _OUTPUT_NAMES = re.compile(
     r"(?<!pre_)classifier|logits|unembed|(^|(?<!conv)_)head(_|$)|^(actor|critic)$"
     r"|^(cls|class|bbox|kps)_|_pred$|^(text|visual)_projection$|^qa_outputs$|^seq_relationship$"
 )
-Shapes = list[tuple[str, torch.Size | None]]  # of parameters, by name; None: not known yet
-# How HF and timm models are asked for their output layer.
-_QUESTIONS = ("get_output_embeddings", "get_classifier")
 # What may come last, or have the name of an output, and is none.
 _NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector|embeddings\.|embed_tokens")
+# How HF and timm models are asked for their output layer.
+_QUESTIONS = ("get_output_embeddings", "get_classifier")
+Shapes = list[tuple[str, torch.Size | None]]  # of parameters, by name; None: not known yet
 
 
 def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
@@ -67,24 +67,26 @@ def follows_layer_norm(place: Place, places: Sequence[Place], outputs: set[nn.Mo
 
 
 def _drop_frozen_copies(places: Sequence[Place]) -> list[Place]:
-    """The places without frozen copies, as of a target network or a teacher, and all in them.
+    """The places without frozen copies of a network, such as a teacher, and all in them.
 
     A copy is a child of the model, or of one of its children, that has the parameters of another
-    one and trains none of them.
+    child and trains none of them. A frozen layer is none, nor what runs after its like.
     """
-    frozen: list[tuple[str, Shapes]] = []
-    trained: list[tuple[str, Shapes]] = []
+    frozen: dict[str, Shapes] = {}
+    trained: list[Shapes] = []
     for place in places[1:]:
-        if place.path.count(".") > 1:
+        in_a_row = isinstance(place.parent, nn.Sequential | nn.ModuleList)
+        if place.path.count(".") > 1 or in_a_row or is_matrix_module(place.module):
             continue
         shapes: Shapes = [
             (name, None if isinstance(p, UninitializedParameter) else p.shape)
             for name, p in place.module.named_parameters()
         ]
-        trains = any(p.requires_grad for p in place.module.parameters())
-        (trained if trains else frozen).append((place.path, shapes))
-    originals = [shapes for _, shapes in trained]
-    copies = [path for path, shapes in frozen if shapes and shapes in originals]
+        if any(p.requires_grad for p in place.module.parameters()):
+            trained.append(shapes)
+        else:
+            frozen[place.path] = shapes
+    copies = [path for path, shapes in frozen.items() if shapes and shapes in trained]
     return [
         place
         for place in places
