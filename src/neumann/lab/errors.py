@@ -54,10 +54,17 @@ def _get_initials(name: str) -> str:
     return "".join(word[:1] for word in words) if len(words) > 1 else ""
 
 
-def missing_package(package: str, extra: str, wanted_by: str) -> UsageError:
-    return UsageError(
-        f"{wanted_by} needs {package}, which is not installed: {describe_install(extra)}"
-    )
+def missing_package(
+    package: str, extra: str, wanted_by: str, error: ImportError | None = None
+) -> UsageError:
+    """The error for a package that is not installed, or whose import fails with `error`."""
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    absent = missing.split(".")[0] == package
+    if error is None or absent:
+        why = f"which is not installed: {describe_install(extra)}"
+    else:
+        why = f"which cannot be imported: {shorten(error)}"
+    return UsageError(f"{wanted_by} needs {package}, {why}")
 
 
 def shorten(error: BaseException, limit: int = 200) -> str:

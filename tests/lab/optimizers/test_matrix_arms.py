@@ -108,6 +108,15 @@ def test_a_missing_package(name, monkeypatch):
         Arm.parse(name).check()
 
 
+def test_a_package_that_is_there_but_cannot_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "pytorch_optimizer.py").write_text("import a_package_of_another_version")
+    monkeypatch.delitem(sys.modules, "pytorch_optimizer", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = "which cannot be imported: No module named 'a_package_of_another_version'"
+    with pytest.raises(UsageError, match=message):
+        Arm.parse("soap").check()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

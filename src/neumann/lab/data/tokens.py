@@ -64,7 +64,7 @@ def train_bpe(documents: Sequence[str], vocabulary: int) -> Any:
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise missing_package("tokenizers", "lab", f"--tokens bpe:{vocabulary}") from error
+        raise missing_package("tokenizers", "lab", f"--tokens bpe:{vocabulary}", error) from error
     tokenizer: Any = Tokenizer(models.BPE())
     # The end of a document is not known to it, so that no text can spell it.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -45,7 +45,7 @@ def build_timm_model(text: str, shape: tuple[int, ...], classes: int) -> nn.Modu
     try:
         import timm
     except ImportError as error:
-        raise missing_package("timm", "timm", f"model {PREFIX}{text}") from error
+        raise missing_package("timm", "timm", f"model {PREFIX}{text}", error) from error
     # Forms with a colon or slash, such as hf-hub:NAME, would load files from elsewhere.
     if not timm.is_model(name) or set(name) & set(":/\\"):
         raise unknown("timm model", name, timm.list_models())

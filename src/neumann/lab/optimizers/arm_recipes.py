@@ -45,7 +45,7 @@ class Recipe:
             module = import_module(self.module)
         except ImportError as error:
             package = self.module.split(".")[0]
-            raise missing_package(package, self.extra or "lab", self.attribute) from error
+            raise missing_package(package, self.extra or "lab", self.attribute, error) from error
         found: Callable[..., Optimizer] | None = getattr(module, self.attribute, None)
         if found is None:
             package = self.module.split(".")[0]
