@@ -3,7 +3,8 @@
 `forgetting` is lr · decay · steps. `embedding`, `output` and `vector` are the scales of the roles
 (`RoleOptions`), `before` the momentum before P, and `eps` the ε of the diagonal P. `output_before`
 is the momentum of the output layer alone; 0 means that it has none of its own. The learning rate
-falls as (1 − t)^`power`, and with `cooling` above 0, μ falls with it.
+falls as (1 − t)^`power`, and with `cooling` above 0, μ falls with it. `slow` is the share of slow
+momentum.
 """
 
 import argparse
@@ -22,6 +23,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "output_before": (0.0, 0.8, 0.9, 0.95),
     "ramp": (0.03, 0.08, 0.16),
     "power": (0.35, 0.5, 0.7, 1.0, 1.4),
+    "slow": (0.0, 0.3, 0.6, 0.8),
     "cooling": (0.0, 0.5, 1.0),
     "eps": (1e-12, 1e-10, 1e-8, 1e-6),
 }

@@ -34,8 +34,10 @@ OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
-POWER = 0.7  # of the cooldown, where searches start: it suits the recipe better than 1
-RUNS = 18  # of a search, whatever its number of coordinates
+POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
+SLOW = 0.6  # the share of slow momentum where our search starts; leads.py found it
+COORDINATES = (*ORDER, "slow")
+RUNS = 20  # of a search, whatever its number of coordinates
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -60,18 +62,18 @@ class LanguageContest:
         middle = MIDDLE, LENGTHS[MIDDLE]
         if stage == "screen":
             for arm in _shuffle((OURS, *MUON, *OTHERS)):
-                self._search(arm, middle, ("lr",), None)
+                self._search(arm, middle, ("lr",), None, fine=False)
         elif stage == "tune":
             finalists = OURS, self.find_muon(), self.find_other()
             for arm in _shuffle(finalists):
-                self._search(arm, middle, ORDER, RUNS)
+                self._search(arm, middle, COORDINATES, RUNS)
             others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
             for arm, length in _shuffle(itertools.product(finalists, others)):
-                start = find_point(self.rank_settings(arm, *middle)[0], middle[1])
+                start = find_point(self.rank_settings(arm, *middle)[0], middle[1], fine=True)
                 if length == LONGER:
                     self._search(arm, length, ("lr",), RUNS_OF_LONGER, start)
                 else:
-                    self._search(arm, length, ORDER, RUNS, start)
+                    self._search(arm, length, COORDINATES, RUNS, start)
         else:
             lists = {
                 "test": self._list_tests,
@@ -113,7 +115,7 @@ class LanguageContest:
         All that were tried are worse. 0 needs none below it.
         """
         best = self.rank_settings(arm, batch, steps)[0]
-        point = find_point(best, steps)
+        point = find_point(best, steps, fine=True)
 
         def was_tried(name: str, value: float) -> bool:
             setting = make_setting(arm, {**point, name: value}, steps)
@@ -121,7 +123,7 @@ class LanguageContest:
 
         unbracketed = []
         for name, value in point.items():
-            grid = get_grids(arm)[name]
+            grid = get_grids(arm, fine=True)[name]
             place = grid.index(value)
             below, above = grid[:place][-1:], grid[place + 1 :][:1]  # empty at an edge
             enclosed = value == 0 or (bool(below) and was_tried(name, below[0]))
@@ -172,10 +174,13 @@ class LanguageContest:
         order: tuple[str, ...],
         limit: int | None,
         start: Point | None = None,
+        *,
+        fine: bool = True,
     ) -> None:
         if start is None:
             start = choose_start(arm)
             start = {**start, "power": POWER} if "power" in start else start
+            start = {**start, "slow": SLOW} if arm == OURS else start
         search_setting(
             self._runner,
             arm,
@@ -184,6 +189,7 @@ class LanguageContest:
             limit,
             start=start,
             steps=length[1],
+            fine=fine,
         )
 
     def _list_tests(self) -> Iterator[RunKey]:

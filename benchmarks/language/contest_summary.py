@@ -257,7 +257,7 @@ def _format_validation(contest: LanguageContest) -> str:
             rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
             rest = [
                 f"{getattr(s, name):g}" if name in used else ""
-                for name in ("momentum", "before", "power")
+                for name in ("momentum", "before", "power", "slow")
             ]
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
@@ -265,8 +265,8 @@ def _format_validation(contest: LanguageContest) -> str:
             cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
             rows.append((f"{batch:,} × {steps}", arm, *cells))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
-    heads += ["μ", "before", "power", "decay", "runs", "not bracketed"]
-    return format_table(heads, "ll" + "r" * 10 + "l", rows) if rows else ""
+    heads += ["μ", "before", "power", "slow", "decay", "runs", "not bracketed"]
+    return format_table(heads, "ll" + "r" * 11 + "l", rows) if rows else ""
 
 
 def _format_losses(run: Run) -> tuple[str, str]:

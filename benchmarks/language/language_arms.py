@@ -39,6 +39,7 @@ class Setting:
     output_before: float | None = None  # of the recipe's output layer, if it has its own
     power: float = 1.0  # of the cooldown: after the ramp the learning rate falls as (1 − t)^power
     cooling: float = 0.0  # μ falls with the learning rate, as its share of the peak to this power
+    slow: float = 0.0  # share of slow momentum before P, of the recipe and Muon
     lead: str = ""  # a name in language_variants.VARIANTS; "" is the arm as it is
     strength: float = 0.0  # of the lead
     state: str = "float32"  # dtype of the recipe's state

@@ -222,7 +222,7 @@ def draw_batches(source: Any, rows: int, seed: int) -> Iterator[Tensor]:
 
 def describe(key: RunKey) -> str:
     s = key.setting
-    lead = f" {s.lead} {s.strength:g}" if s.lead else ""
+    lead = f" {s.lead} {s.strength:g}" if s.lead else f" slow {s.slow:g}" if s.slow else ""
     return (
         f"{key.stage:10} {key.model} {key.tokens_per_step}×{key.steps} {s.arm:18} lr {s.lr:<8.4g} "
         f"decay {s.decay:<5.3g} before {s.before} μ {s.momentum} "

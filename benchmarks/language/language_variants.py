@@ -14,7 +14,6 @@ from torch import nn
 from benchmarks.language.language_arms import Setting, build_arm, build_recipe
 from benchmarks.language.lead_preconditioners import (
     EvenRows,
-    LateMomentum,
     ScaledRows,
     SlowSum,
     Whitened,
@@ -32,11 +31,11 @@ from benchmarks.language.step_wrappers import (
     Wrapper,
 )
 from neumann.lab.optimizers.role_rates import collect_roles
-from neumann.optim.preconditioners import Momentum, Preconditioner
+from neumann.optim.preconditioners import Momentum, Preconditioner, SlowMomentum
 from neumann.optim.preconditioners.matrix_view import MatrixView
+from neumann.optim.recipe import SLOW_FROM, add_slow_momentum, make_slow_momentum
 
 RECIPE, MUON = "recipe", "muon by norm"
-SLOW_FROM = 0.3  # of the run: where the slow momentum begins
 # Strengths of the leads that are tried together.
 SLOW, SLOW_SHARE, WHITENING, CAUTION = 0.98, 0.6, 0.3, 1.5
 SLOW_WEIGHT = 0.15  # of a slow sum; it is a share of 0.6 after many steps
@@ -103,8 +102,16 @@ def _change_before(
     return ChangedGradients(arm, setting, steps, collect_roles(model)["hidden"], before)
 
 
-def _make_late_momentum(setting: Setting, steps: int, slow: float) -> Preconditioner:
-    return LateMomentum(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
+def _make_slow_momentum(setting: Setting, steps: int, slow: float) -> Preconditioner:
+    return SlowMomentum(setting.before, slow, setting.strength, round(SLOW_FROM * steps))
+
+
+def _make_usual_slow(setting: Setting, steps: int) -> Preconditioner:
+    return _make_slow_momentum(setting, steps, SLOW)
+
+
+def _make_slow_by_length(setting: Setting, steps: int) -> Preconditioner:
+    return make_slow_momentum(setting.before, steps, setting.strength)
 
 
 def _make_slow_sum(setting: Setting, steps: int) -> Preconditioner:
@@ -129,8 +136,12 @@ def _make_slow_left(setting: Setting, steps: int) -> Preconditioner:
 
 
 def _make_slow_whitened(setting: Setting, steps: int) -> Preconditioner:
-    slow = _make_late_momentum(replace(setting, strength=SLOW_SHARE), steps, SLOW)
+    slow = _make_slow_momentum(replace(setting, strength=SLOW_SHARE), steps, SLOW)
     return Whitened(setting.strength, slow, "shorter")
+
+
+def _make_white_by_length(setting: Setting, steps: int) -> Preconditioner:
+    return Whitened(WHITENING, _make_slow_by_length(setting, steps), "shorter")
 
 
 def _put_together(model: nn.Module, setting: Setting, steps: int) -> Wrapper:
@@ -152,14 +163,14 @@ def _put_cheap_together(
     setting: Setting,
     steps: int,
     *,
+    slow: Callable[[Setting, int], Preconditioner] = _make_usual_slow,
     rotated: bool = False,
     cautious: bool = True,
 ) -> Wrapper:
     """Slow momentum, cautious decay and a power cooldown; the strength is that of the cooldown.
 
-    The output layer may be rotated too, and the decay as it is.
+    Slow momentum may be another, the output layer rotated too, and the decay as it is.
     """
-    slow = partial(_make_late_momentum, slow=SLOW)
     inner = _change_before(model, replace(setting, strength=SLOW_SHARE), steps, slow)
     if rotated:
         inner = _rotate(inner, model, replace(setting, strength=ROTATION), steps)
@@ -291,10 +302,10 @@ VARIANTS: dict[str, Variant] = {
     "extrapolation 0.9": Variant(partial(_extrapolate, memory=0.9), _BETAS),
     "extrapolation 0.97": Variant(partial(_extrapolate, memory=0.97), _BETAS),
     "slow momentum 0.95": Variant(
-        partial(_change_before, make=partial(_make_late_momentum, slow=0.95)), _SHARES
+        partial(_change_before, make=partial(_make_slow_momentum, slow=0.95)), _SHARES
     ),
     "slow momentum 0.98": Variant(
-        partial(_change_before, make=partial(_make_late_momentum, slow=0.98)), _SHARES
+        partial(_change_before, make=partial(_make_slow_momentum, slow=0.98)), _SHARES
     ),
     "whitening": Variant(partial(_change_before, make=_make_whitened), (0.15, 0.3)),
     "whitening, shorter side": Variant(
@@ -313,6 +324,12 @@ VARIANTS: dict[str, Variant] = {
     "whitening, slow, cautious": Variant(_put_together, (1.0, 1.4)),
     "power cooldown, slow, cautious": Variant(_put_cheap_together, (0.7, 0.85)),
     "power cooldown, slow": Variant(partial(_put_cheap_together, cautious=False), (0.7, 0.85)),
+    "power cooldown, slow by length": Variant(
+        partial(_put_cheap_together, slow=_make_slow_by_length, cautious=False), (0.5, 0.7)
+    ),
+    "power cooldown, slow, whitening": Variant(
+        partial(_put_cheap_together, slow=_make_white_by_length, cautious=False), (0.5, 0.7)
+    ),
     "power cooldown, cautious": Variant(_cool_down_cautiously, (0.5, 0.7)),
     "late cooldown": Variant(_cool_down_late, (0.5, 0.7)),
     "head by head": Variant(_split_heads, (1.0, 2.5), (RECIPE,)),
@@ -360,7 +377,19 @@ def list_variants(arm: str) -> dict[str, Variant]:
 
 
 def build_variant(model: nn.Module, setting: Setting, steps: int) -> Any:
-    """The optimizer of a run of so many steps, with the setting's lead if it names one."""
+    """The optimizer of a run of so many steps, with slow momentum or a lead if the setting has it.
+
+    A setting has one of them at most.
+    """
+    if setting.slow and setting.lead:
+        raise ValueError(f"lead {setting.lead!r} cannot have slow momentum beside it")
+    if setting.slow and setting.arm == RECIPE:
+        mix = partial(add_slow_momentum, steps=steps, share=setting.slow)
+        return build_recipe(model, setting, change_groups=mix)
+    if setting.slow:
+        return _change_before(
+            model, replace(setting, strength=setting.slow), steps, _make_slow_by_length
+        )
     if not setting.lead:
         return build_arm(model, setting, steps)
     variant = VARIANTS.get(setting.lead)

@@ -18,41 +18,6 @@ REFRESH_STEPS = 10
 
 
 @dataclass(frozen=True)
-class LateMomentum:
-    """(1 − share)·f + share·s, with f Nesterov momentum and s a slow mean of the gradients.
-
-    f = g + fast·b with b ← fast·b + g, as in `Momentum`. The slow mean begins after `start` steps,
-    with bias correction, and has the scale of f. Until then this is `Momentum(fast)`.
-    """
-
-    fast: float
-    slow: float
-    share: float
-    start: int
-
-    name = "late momentum"
-
-    def elementwise(self, parameter: Tensor) -> bool:
-        return True
-
-    def create(self, parameter: Tensor) -> dict[str, Tensor]:
-        fast = Momentum(self.fast).create(parameter)
-        seen = torch.zeros((), device=parameter.device)
-        return {**fast, "slow": torch.zeros_like(fast["past"]), "seen": seen}
-
-    def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        found = Momentum(self.fast).apply(gradients, states)
-        for i, (g, state) in enumerate(zip(gradients, states, strict=True)):
-            seen = state["seen"].add_(1)
-            used = seen > self.start  # on the device: nothing here waits for it
-            state["slow"].mul_(self.slow).add_(g * used, alpha=1 - self.slow)
-            weight = 1 - self.slow ** (seen - self.start).clamp(min=1)
-            slow = state["slow"] / (weight * (1 - self.fast))
-            found[i] = found[i].lerp(slow, (self.share * used).to(slow))
-        return found
-
-
-@dataclass(frozen=True)
 class SlowSum:
     """g + fast·b + weight·s, with sums b ← fast·b + g and s ← slow·s + g of past gradients.
 

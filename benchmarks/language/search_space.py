@@ -23,8 +23,12 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "decay": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4),
     "forgetting": (0.0, 0.02, 0.04, 0.08, *recipe_space.GRIDS["forgetting"]),
     "power": recipe_space.GRIDS["power"],
+    "slow": recipe_space.GRIDS["slow"],
     "cooling": (0.0, 0.5, 1.0),
 }
+# Of peers in the contest, where the recipe's learning rates are as near to each other.
+FINE_RATES = tuple(sorted({*RATES, *(rate * 2**0.5 for rate in RATES)}))
+SLOW = ("recipe", "muon", "muon original", "muon by norm")  # arms that may have slow momentum
 
 DECAY_200 = 0.2  # of a peer in 200 steps; the searches of recipe_untuned ended near it
 
@@ -63,28 +67,31 @@ def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
 
 def choose_start(arm: str) -> Point:
     """A start for runs of any length, with `forgetting` in place of the decay."""
+    slow = {"slow": 0.0} if arm in SLOW else {}
     if arm == RECIPE:
-        return {**recipe_space.START, "forgetting": FORGETTING, "power": 1.0}
+        return {**recipe_space.START, "forgetting": FORGETTING, "power": 1.0, **slow}
     start = dict(START[arm])
     del start["decay"]
     forgetting = start["lr"] * DECAY_200 * 200
     start["forgetting"] = _find_nearest(GRIDS["forgetting"], forgetting)
-    return start if arm in CONSTANT else {**start, "power": 1.0}
+    return start if arm in CONSTANT else {**start, "power": 1.0, **slow}
 
 
-def find_point(setting: Setting, steps: int) -> Point:
+def find_point(setting: Setting, steps: int, *, fine: bool = False) -> Point:
     """The point on the grids of a setting for so many steps; it means the same at any length."""
     values = {name: getattr(setting, name, 0.0) for name in choose_start(setting.arm)}
     values["forgetting"] = setting.decay * setting.lr * steps
     if setting.arm != RECIPE:
         values |= {role: values[role] * setting.lr for role in ("embedding", "output")}
-    grids = get_grids(setting.arm)
+    grids = get_grids(setting.arm, fine=fine)
     return {name: _find_nearest(grids[name], value) for name, value in values.items()}
 
 
-def get_grids(arm: str) -> dict[str, tuple[float, ...]]:
-    """The values of each coordinate of an arm."""
-    return recipe_space.GRIDS if arm == RECIPE else GRIDS
+def get_grids(arm: str, *, fine: bool = False) -> dict[str, tuple[float, ...]]:
+    """The values of each coordinate of an arm, with more learning rates if they are to be fine."""
+    if arm == RECIPE:
+        return recipe_space.GRIDS
+    return {**GRIDS, "lr": FINE_RATES} if fine else GRIDS
 
 
 def _find_nearest(grid: Sequence[float], value: float) -> float:
@@ -103,6 +110,7 @@ def search_setting(
     *,
     start: Point | None = None,
     steps: int = 1,
+    fine: bool = False,
 ) -> Setting:
     """The setting of an arm that no coordinate improves; MissingRunError if the time is up.
 
@@ -114,6 +122,7 @@ def search_setting(
         limit: the number of runs.
         start: where the search begins; START of the arm by default.
         steps: of a run; the recipe's decay follows from them.
+        fine: whether learning rates are a factor of √2 apart instead of 2.
     """
 
     def loss(point: Point) -> float:
@@ -124,5 +133,5 @@ def search_setting(
         runner.run(make_key(make_setting(arm, point, steps)))
 
     begin = START[arm] if start is None else start
-    best = search_coordinates(loss, begin, get_grids(arm), order, announce, limit)
+    best = search_coordinates(loss, begin, get_grids(arm, fine=fine), order, announce, limit)
     return make_setting(arm, best, steps)

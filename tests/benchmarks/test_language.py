@@ -85,6 +85,18 @@ def test_a_run_with_a_lead(trainer):
     assert led["losses"][0] == plain["losses"][0]
 
 
+@pytest.mark.parametrize("arm", ["recipe", "muon by norm"])
+def test_a_run_with_slow_momentum(trainer, arm):
+    if arm != "recipe" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon before 2.9")
+    plain, slow = (trainer.train(make_key(arm, slow=share)) for share in (0.0, 0.6))
+    assert slow["loss"] is not None
+    assert plain["losses"][0] == slow["losses"][0]
+    assert plain["loss"] != slow["loss"]
+    with pytest.raises(ValueError, match="cannot have slow momentum beside it"):
+        trainer.train(make_key(arm, slow=0.6, lead="cautious decay", strength=1.0))
+
+
 def test_state_in_bfloat16_beside_float32(tmp_path, capsys):
     model = make_model()
     optimizer = build_arm(model, state_precision.make_key("bfloat16").setting, steps=500)

@@ -41,6 +41,18 @@ def test_every_finalist_gets_as_many_runs(contest):
     assert counts == dict.fromkeys((OURS, "muon by norm", "soap"), contest_stages.RUNS)
 
 
+def test_peers_are_tuned_as_finely_as_we_are(contest):
+    """Muon may have slow momentum too, and learning rates between those of the screening."""
+    tuned = {k.setting for k in contest.ledger.runs if k.stage == "tune"}
+    muon = [setting for setting in tuned if setting.arm == "muon by norm"]
+    assert {setting.slow for setting in muon} >= {0.0, 0.3}
+    between = {round(math.log2(setting.lr / 0.064) % 1, 3) for setting in muon}
+    assert between == {0.0, 0.5}
+    screened = [setting for setting in tuned if setting.arm == "adamw"]
+    assert {round(math.log2(setting.lr / 0.001) % 1, 3) for setting in screened} == {0.0}
+    assert not any(setting.slow for setting in screened)
+
+
 def test_other_batches_start_from_the_best_setting_of_the_middle_one(contest):
     best = contest.rank_settings("soap", MIDDLE, 200)[0]
     tuned = {
@@ -49,7 +61,7 @@ def test_other_batches_start_from_the_best_setting_of_the_middle_one(contest):
         if key.stage == "tune" and key.setting.arm == "soap"
     }
     for batch, steps in LENGTHS.items():
-        assert (batch, make_setting("soap", find_point(best, 200), steps)) in tuned
+        assert (batch, make_setting("soap", find_point(best, 200, fine=True), steps)) in tuned
     assert {setting.power for _, setting in tuned} > {0.7}  # it is tuned, too
 
 
@@ -149,13 +161,13 @@ def test_the_table_names_what_is_not_bracketed(contest):
     (arm, *length), steps = (OURS, MIDDLE), LENGTHS[MIDDLE]
     found = contest.find_unbracketed(arm, *length, steps)
     best = contest.rank_settings(arm, *length, steps)[0]
-    point = find_point(best, steps)
+    point = find_point(best, steps, fine=True)
     tried = {
         name: {
-            find_point(key.setting, steps)[name]
+            find_point(key.setting, steps, fine=True)[name]
             for key in contest.ledger.runs
             if key.stage == "tune" and (key.setting.arm, key.tokens_per_step) == (arm, MIDDLE)
-            and {**find_point(key.setting, steps), name: 0} == {**point, name: 0}
+            and {**find_point(key.setting, steps, fine=True), name: 0} == {**point, name: 0}
         }
         for name in point
     }  # fmt: skip

@@ -5,22 +5,11 @@ import torch
 
 from benchmarks.language.lead_preconditioners import (
     EvenRows,
-    LateMomentum,
     ScaledRows,
     SlowSum,
     Whitened,
 )
-from neumann.optim.preconditioners import Momentum, Spectral
-
-
-def test_a_slow_momentum_of_constant_gradients_has_the_scale_of_the_fast_one():
-    p = LateMomentum(fast=0.8, slow=0.95, share=0.5, start=3)
-    g = torch.ones(2, 2)
-    states, fast_states = [p.create(g)], [Momentum(0.8).create(g)]
-    for step in range(60):
-        (found,), (fast,) = p.apply([g], states), Momentum(0.8).apply([g], fast_states)
-        assert torch.equal(found, fast) == (step < 3), step
-    torch.testing.assert_close(found, torch.full((2, 2), 5.0), rtol=1e-4, atol=0)
+from neumann.optim.preconditioners import Spectral
 
 
 def test_whitening_of_one_matrix_is_a_power_of_its_singular_values():

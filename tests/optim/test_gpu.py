@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.spectral import Spectral
+from neumann.optim.preconditioners import SlowMomentum, Spectral
 from tests.support.oracle_runs import (
     Run,
     advance,
@@ -20,7 +20,8 @@ from tests.support.preconditioned import memory
 
 pytestmark = pytest.mark.gpu
 
-PRECONDITIONERS = [None, "diagonal", "spectral"]
+SLOW = Spectral(before=SlowMomentum(0.6, start=3))
+PRECONDITIONERS = [None, "diagonal", "spectral", SLOW]
 STRONG = {"cubic": 0.05, "repulsive": 0.05}
 RUN = Run(
     [

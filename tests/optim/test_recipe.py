@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import neumann
 from neumann.optim.groups import RoleOptions
-from neumann.optim.preconditioners import Diagonal
-from neumann.optim.recipe import LR, choose_weight_decay
+from neumann.optim.preconditioners import Diagonal, Momentum, SlowMomentum
+from neumann.optim.recipe import LR, add_slow_momentum, choose_weight_decay
 
 
 class Network(nn.Module):
@@ -121,6 +121,27 @@ def test_the_rate_may_fall_as_a_power():
     assert optimizer.param_groups[0]["lr"] == 0.0
 
 
+def test_slow_momentum_goes_to_hidden_matrices():
+    optimizer, _ = neumann.large_batch(make(), steps=200, slow_momentum=0.6)
+    for group in optimizer.param_groups:
+        expected = SlowMomentum(0.8, 0.98, 0.6, 60) if group["role"] == "hidden" else Momentum(0.8)
+        assert group["precondition"].before == expected
+    groups = neumann.param_groups(make())
+    add_slow_momentum(groups, 400, 0.5)
+    assert "0.8 and 0.99" in repr(groups)
+    model = make()
+    pair = neumann.large_batch(model, steps=60, slow_momentum=0.6)
+    assert take_steps(model, *pair, 60)[0] < 0.5
+    model = make()
+    take_steps(model, *neumann.large_batch(model, steps=1, slow_momentum=1.0), 1)
+
+
+def test_slow_momentum_needs_momentum():
+    own = {"hidden": RoleOptions(Diagonal(), decay=True)}
+    with pytest.raises(ValueError, match=r"slow_momentum=0\.6: the P of hidden matrices needs a"):
+        neumann.large_batch(make(), steps=40, slow_momentum=0.6, options=own)
+
+
 def test_roles_options_and_options_of_the_optimizer_arrive():
     optimizer, schedule = neumann.large_batch(
         make(),
@@ -197,6 +218,11 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "ramp": 1.0}, "ramp must be a share of the steps, from 0 to below 1"),
         ({"steps": 10, "power": 0}, "power must be a finite number above 0"),
         ({"steps": 10, "power": None}, "power must be a finite number above 0"),
+        (
+            {"steps": 10, "slow_momentum": 1.5},
+            "slow_momentum must be a share, from 0 to 1, got 1.5",
+        ),
+        ({"steps": 10, "slow_momentum": None}, "slow_momentum must be a share, from 0 to 1"),
         ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),
         ({"steps": 10, "roles": {"head.*": "middle"}}, "must be one of 'hidden'"),
         ({"steps": 10, "roles": {"head.*": "output"}}, "cannot be output: it is no matrix"),

@@ -14,7 +14,14 @@ from typing import Any
 
 from torch import nn
 
-from neumann.optim.preconditioners import NAMED, Diagonal, Momentum, Preconditioner, Spectral
+from neumann.optim.preconditioners import (
+    NAMED,
+    Diagonal,
+    Momentum,
+    Preconditioner,
+    SlowMomentum,
+    Spectral,
+)
 from neumann.optim.preconditioners.matrix_view import WHOLE
 from neumann.optim.roles import (
     EMBEDDING,
@@ -159,8 +166,7 @@ class ParamGroups(list[dict[str, Any]]):
             called = f"{chosen.name}, {view}" if view else chosen.name
             decay = group.get("weight_decay", "as given")
             scale = f"{chosen.scale:.3g}" if hasattr(chosen, "scale") else ""
-            before = getattr(chosen, "before", None)
-            momentum = f"{before.decay:g}" if isinstance(before, Momentum) else "none"
+            momentum = _describe_momentum(getattr(chosen, "before", None))
             for name, shape in _summarize(group["params"]):
                 shown = "none" if decay == 0 else decay if isinstance(decay, str) else f"{decay:g}"
                 rows.append((group["role"], name, shape, called, momentum, shown, scale))
@@ -169,6 +175,12 @@ class ParamGroups(list[dict[str, Any]]):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         cells = (map(str.ljust, row, widths) for row in rows)
         return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+def _describe_momentum(before: Preconditioner | None) -> str:
+    if isinstance(before, SlowMomentum):
+        return f"{before.decay:g} and {before.slow:.4g}"
+    return f"{before.decay:g}" if isinstance(before, Momentum) else "none"
 
 
 def param_groups(

@@ -18,7 +18,8 @@ gain of the last steps is lost; with `steps` smaller, it is 0 for the remaining 
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
 from neumann.optim.options import require_rate
-from neumann.optim.roles import find_roles, is_batch_normalized
+from neumann.optim.preconditioners import Momentum, SlowMomentum
+from neumann.optim.roles import HIDDEN, find_roles, is_batch_normalized
 from neumann.optim.schedules import LinearDecay, PowerDecay
 from neumann.validation import is_count, is_number, require
 
@@ -36,6 +38,8 @@ RAMP = 0.03  # of the steps
 AUTO: Literal["auto"] = "auto"
 FORGETTING = 2.5  # lr · decay · steps
 FORGETTING_NORMALIZED = 10.0  # the same where a batch or group normalization follows most matrices
+SLOW_FROM = 0.3  # of the steps: where slow momentum begins
+SLOW_WINDOW = 0.25  # of the steps: how far it looks back
 LARGEST_DECAY = 0.075  # lr · decay: the share of a weight that one step may take away
 
 
@@ -47,6 +51,7 @@ def large_batch(
     weight_decay: float | Literal["auto"] = AUTO,
     ramp: float = RAMP,
     power: float = 1.0,
+    slow_momentum: float = 0.0,
     roles: Mapping[str, str] | None = None,
     options: Mapping[str, RoleOptions] | None = None,
     split_heads: bool = False,
@@ -63,6 +68,8 @@ def large_batch(
             and steps, see `choose_weight_decay`.
         ramp: the share of the steps over which the rate rises.
         power: the rate falls as (1 − t)^power, where t goes from 0 at the end of the ramp to 1.
+        slow_momentum: the share of slow momentum in the directions of hidden matrices, which takes
+            one more tensor for each. See `add_slow_momentum`.
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
@@ -83,11 +90,14 @@ def large_batch(
     good = is_number(ramp) and 0 <= ramp < 1
     require(good, "ramp", ramp, "a share of the steps, from 0 to below 1")
     require(is_number(power) and power > 0, "power", power, "a finite number above 0")
+    _require_share(slow_momentum)
     if isinstance(weight_decay, str):
         weight_decay = choose_weight_decay(model, steps, lr, roles=roles)
     groups = param_groups(
         model, roles=roles, options=options, weight_decay=weight_decay, split_heads=split_heads
     )
+    if slow_momentum:
+        add_slow_momentum(groups, steps, slow_momentum)
     optimizer = Neumann(groups, lr, **optimizer_options)
     ramp_steps = max(1, round(ramp * steps)) if ramp else 0
     total = int(steps)
@@ -123,6 +133,46 @@ def choose_weight_decay(
     forgetting = FORGETTING_NORMALIZED if normalized else FORGETTING
     rate = float(lr)
     return min(forgetting / steps, LARGEST_DECAY) / rate if rate > 0 else 0.0
+
+
+def add_slow_momentum(groups: Iterable[dict[str, Any]], steps: int, share: float) -> None:
+    """Mix slow momentum into the directions of hidden matrices, from 30 % of the steps on.
+
+    It is a mean of the gradients that looks back over a quarter of the run, in place of the few
+    steps of the usual momentum. See `preconditioners.SlowMomentum`.
+
+    Args:
+        groups: those of `param_groups`, which are changed.
+        steps: optimizer steps of the whole run.
+        share: of slow momentum in a direction, from 0 to 1.
+
+    Raises:
+        ValueError: the share is wrong, or the P of hidden matrices has no `Momentum` before it.
+    """
+    _require_share(share)
+    hidden = [group for group in groups if group["role"] == HIDDEN]
+    for group in hidden:
+        chosen = group["precondition"]
+        if not (is_dataclass(chosen) and isinstance(getattr(chosen, "before", None), Momentum)):
+            raise ValueError(
+                f"slow_momentum={share:g}: the P of hidden matrices needs a Momentum before it, "
+                f"got {chosen!r}"
+            )
+    for group in hidden:
+        chosen = group["precondition"]
+        mixed = make_slow_momentum(chosen.before.decay, steps, share)
+        group["precondition"] = replace(chosen, before=mixed)
+
+
+def make_slow_momentum(decay: float, steps: int, share: float) -> SlowMomentum:
+    """The slow momentum of a run of so many steps beside a usual momentum."""
+    slow = max(0.0, 1 - 1 / (SLOW_WINDOW * steps))
+    return SlowMomentum(decay, slow, share, round(SLOW_FROM * steps))
+
+
+def _require_share(share: float) -> None:
+    good = is_number(share) and 0 <= share <= 1
+    require(good, "slow_momentum", share, "a share, from 0 to 1")
 
 
 def refuse_precondition(options: Mapping[str, Any]) -> None:

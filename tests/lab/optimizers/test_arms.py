@@ -14,6 +14,7 @@ from neumann.lab.optimizers.arm_recipes import RECIPES
 from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
 from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.inner_loops import InnerLoop
+from neumann.optim.preconditioners import SlowMomentum
 from neumann.optim.recipe import LR
 
 
@@ -224,10 +225,20 @@ def test_options_of_roles():
         ("neumann-spectral:output=0", "output must be a finite number above 0, got 0"),
         ("neumann-spectral:output=true", "output must be a finite number above 0, got True"),
         ("neumann-spectral:before=2", r"before must be in \[0, 1\), got 2"),
+        ("neumann-spectral:slow_momentum=2", "slow_momentum must be a share, from 0 to 1, got 2"),
         ("sgd:output=2", "unknown sgd option 'output'"),
     ):
         with pytest.raises(UsageError, match=message):
-            build_optimizer(Arm.parse(text), model(), steps_per_epoch=2)
+            build_optimizer(Arm.parse(text), model(), steps_per_epoch=2, steps=10)
+
+
+def test_slow_momentum_depends_on_the_length_of_a_run():
+    arm = Arm.parse("neumann-spectral:slow_momentum=0.6,before=0.7")
+    optimizer = build_optimizer(arm, model(), steps_per_epoch=2, steps=200)
+    (hidden,) = (g for g in optimizer.param_groups if g["role"] == "hidden")
+    assert hidden["precondition"].before == SlowMomentum(0.7, 0.98, 0.6, 60)
+    with pytest.raises(UsageError, match="steps must be known for slow_momentum"):
+        build_optimizer(arm, model(), steps_per_epoch=2)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def build_optimizer(
         of_roles = {name: options.pop(name) for name in recipe.role_options if name in options}
         groups: Any
         if recipe.by_role:
-            groups = group_by_role(model, weight_decay, of_roles, decay_norms)
+            groups = group_by_role(model, weight_decay, of_roles, decay_norms, steps)
         elif recipe.assemble is not None or of_roles:
             both = f"{DECAY_NORMS} and {', '.join(of_roles)} exclude each other"
             require(DECAY_NORMS not in dict(arm.options), both)

@@ -1,28 +1,38 @@
 """Options of arms that group parameters by role: `neumann-spectral:output=2,before=0.6`.
 
 `hidden`, `embedding`, `output` and `vector` multiply the learning rate of a role, `output_p` names
-the P of the output layer (spectral or diagonal), `before` is the momentum before P.
+the P of the output layer (spectral or diagonal), `before` is the momentum before P, and
+`slow_momentum` the share of slow momentum in it.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from neumann.optim.groups import ParamGroups, RoleOptions, default_options, param_groups
+from neumann.optim.recipe import add_slow_momentum
 from neumann.optim.roles import OUTPUT, ROLES, VECTOR
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
 OUTPUT_P = "output_p"
-ROLE_OPTIONS = (*ROLES, OUTPUT_P, BEFORE)
+SLOW = "slow_momentum"
+ROLE_OPTIONS = (*ROLES, OUTPUT_P, BEFORE, SLOW)
 
 
 def group_by_role(
-    model: nn.Module, weight_decay: float, options: Mapping[str, Any], decay_norms: bool = False
+    model: nn.Module,
+    weight_decay: float,
+    options: Mapping[str, Any],
+    decay_norms: bool = False,
+    steps: int | None = None,
 ) -> ParamGroups:
-    """The groups of a model, with the options that an arm has named."""
+    """The groups of a model, with the options that an arm has named.
+
+    `steps` is the length of the run, which slow momentum depends on.
+    """
     chosen: dict[str, RoleOptions] = {}
     for role, usual in default_options(model).items():
         given = replace(usual, decay=True) if role == VECTOR and decay_norms else usual
@@ -35,7 +45,11 @@ def group_by_role(
         factor = options.get(role, 1.0)
         require_positive(role, factor)
         chosen[role] = given.scaled_by(factor)
-    return param_groups(model, options=chosen, weight_decay=weight_decay)
+    groups = param_groups(model, options=chosen, weight_decay=weight_decay)
+    if options.get(SLOW):
+        require(steps is not None, "steps", steps, f"known for {SLOW}")
+        add_slow_momentum(groups, cast(int, steps), options[SLOW])
+    return groups
 
 
 def _choose_output(usual: RoleOptions, name: Any) -> RoleOptions:

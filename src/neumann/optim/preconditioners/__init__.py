@@ -30,11 +30,11 @@ that is not finite. If the step is skipped, the preconditioner's state is restor
 from collections.abc import Mapping
 
 from neumann.optim.preconditioners.diagonal import Diagonal
-from neumann.optim.preconditioners.momentum import Momentum
+from neumann.optim.preconditioners.momentum import Momentum, SlowMomentum
 from neumann.optim.preconditioners.protocol import Preconditioner
 from neumann.optim.preconditioners.spectral import Spectral
 
-__all__ = ["NAMED", "Diagonal", "Momentum", "Preconditioner", "Spectral"]
+__all__ = ["NAMED", "Diagonal", "Momentum", "Preconditioner", "SlowMomentum", "Spectral"]
 
 # What `precondition="name"` can ask for.
 NAMED: Mapping[str, Preconditioner] = {p.name: p for p in (Diagonal(), Spectral())}
