@@ -50,26 +50,31 @@ def to_whole(p):
     return p.full_tensor() if isinstance(p, DTensor) else p
 
 
-def train_sharded():
+def train_sharded(slow):
     from torch.distributed.fsdp import fully_shard
 
     model = make()
     fully_shard(model.attention)
     fully_shard(model)
-    pair = large_batch(model, STEPS, lr=0.1, split_heads=True)
+    pair = large_batch(model, STEPS, lr=0.1, slow_momentum=slow, split_heads=True)
     return train(model, *pair, distributed.get_rank(), distributed.get_world_size())
 
 
-def train_copies():
+def train_copies(slow):
     model = DistributedDataParallel(make())
-    pair = large_batch(model, STEPS, lr=0.1, split_heads=True)
+    pair = large_batch(model, STEPS, lr=0.1, slow_momentum=slow, split_heads=True)
     return train(model, *pair, distributed.get_rank(), distributed.get_world_size())
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.6])
+def slow(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(slow):
     model = make()
-    return train(model, *large_batch(model, STEPS, lr=0.1, split_heads=True))
+    return train(model, *large_batch(model, STEPS, lr=0.1, slow_momentum=slow, split_heads=True))
 
 
 def check(results, alone):
@@ -79,14 +84,14 @@ def check(results, alone):
 
 
 @needs_fsdp
-def test_two_shards_equal_one_process(two, alone):
-    check(two.run(train_sharded), alone)
+def test_two_shards_equal_one_process(two, alone, slow):
+    check(two.run(train_sharded, slow), alone)
 
 
 @needs_fsdp
-def test_four_shards_equal_one_process(four, alone):
-    check(four.run(train_sharded), alone)
+def test_four_shards_equal_one_process(four, alone, slow):
+    check(four.run(train_sharded, slow), alone)
 
 
-def test_copies_equal_one_process(two, alone):
-    check(two.run(train_copies), alone)
+def test_copies_equal_one_process(two, alone, slow):
+    check(two.run(train_copies, slow), alone)
