@@ -11,7 +11,7 @@ without the lead at the same seed.
 
     select   100 steps, two seeds: every strength of every lead
     confirm  200 and 400 steps, three fresh seeds: the best strength of the eight leads that gained
-             most. p is corrected (Holm) for all leads and lengths of an arm.
+             most. p is corrected (Holm) for all comparisons of an arm that were ever made.
 
 Three controls change nothing but the learning rate, that of hidden matrices, or the decay. A lead
 goes on only if it gains more than each of them, because many leads, as a fixed norm or cautious
@@ -181,12 +181,18 @@ def format_leads(leads: Leads) -> str:
     except MissingRunError:
         return ""
     finalists = leads.find_finalists()
-    confirmed = {
-        (choice.name, steps): leads.compare("confirm", steps, choice.name, choice.strength)
-        for choice in finalists
+    compared = {
+        (choice, steps): leads.compare("confirm", steps, choice.name, choice.strength)
+        for choice in choices
         for steps in CONFIRM_STEPS
     }
-    # Comparisons that are still to come count as p = 1: their number is fixed before the first.
+    # All comparisons count that were made, also of leads that others have overtaken since, and
+    # those that are still to come, as p = 1.
+    confirmed = {
+        (choice.name, steps): found
+        for (choice, steps), found in compared.items()
+        if choice in finalists or found.mean is not None
+    }
     p_values = [1.0 if found.p is None else found.p for found in confirmed.values()]
     corrected = {
         key: p

@@ -60,6 +60,15 @@ def test_leads_that_were_ahead_are_confirmed_with_fresh_seeds(leads):
     assert "+0.0" in lines["whitening"]
 
 
+def test_a_comparison_counts_when_others_have_overtaken_the_lead(leads, monkeypatch):
+    leads.run("confirm")
+    before = format_leads(leads)
+    monkeypatch.setattr(study, "FINALISTS", 1)
+    after = format_leads(leads)
+    assert "| not confirmed |" in before
+    assert after == before.replace("| not confirmed |", "| not chosen |")  # with all its p values
+
+
 def test_muon_is_tuned_first_and_has_leads_of_its_own(tmp_path):
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
     leads = Leads(MUON, ledger, Runner(ledger, invent))
