@@ -35,7 +35,7 @@ LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
-SLOW = 0.6  # the share of slow momentum where our search starts; leads.py found it
+SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
 RUNS = 20  # of a search, whatever its number of coordinates
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
@@ -180,7 +180,7 @@ class LanguageContest:
         if start is None:
             start = choose_start(arm)
             start = {**start, "power": POWER} if "power" in start else start
-            start = {**start, "slow": SLOW} if arm == OURS else start
+            start = {**start, "slow": SLOW_SHARE} if arm == OURS else start
         search_setting(
             self._runner,
             arm,

@@ -33,7 +33,7 @@ from benchmarks.language.step_wrappers import (
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.preconditioners import Momentum, Preconditioner, SlowMomentum
 from neumann.optim.preconditioners.matrix_view import MatrixView
-from neumann.optim.recipe import SLOW_FROM, add_slow_momentum, make_slow_momentum
+from neumann.optim.recipe import SLOW_FROM, make_slow_momentum
 
 RECIPE, MUON = "recipe", "muon by norm"
 # Strengths of the leads that are tried together.
@@ -383,13 +383,9 @@ def build_variant(model: nn.Module, setting: Setting, steps: int) -> Any:
     """
     if setting.slow and setting.lead:
         raise ValueError(f"lead {setting.lead!r} cannot have slow momentum beside it")
-    if setting.slow and setting.arm == RECIPE:
-        mix = partial(add_slow_momentum, steps=steps, share=setting.slow)
-        return build_recipe(model, setting, change_groups=mix)
     if setting.slow:
-        return _change_before(
-            model, replace(setting, strength=setting.slow), steps, _make_slow_by_length
-        )
+        mixed = replace(setting, strength=setting.slow)
+        return _change_before(model, mixed, steps, _make_slow_by_length)
     if not setting.lead:
         return build_arm(model, setting, steps)
     variant = VARIANTS.get(setting.lead)

@@ -26,9 +26,9 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "slow": recipe_space.GRIDS["slow"],
     "cooling": (0.0, 0.5, 1.0),
 }
-# Of peers in the contest, where the recipe's learning rates are as near to each other.
+# For peers in the contest: as close together as the recipe's learning rates.
 FINE_RATES = tuple(sorted({*RATES, *(rate * 2**0.5 for rate in RATES)}))
-SLOW = ("recipe", "muon", "muon original", "muon by norm")  # arms that may have slow momentum
+MAY_BE_SLOW = ("recipe", "muon", "muon original", "muon by norm")  # may have slow momentum
 
 DECAY_200 = 0.2  # of a peer in 200 steps; the searches of recipe_untuned ended near it
 
@@ -67,7 +67,7 @@ def make_setting(arm: str, point: Point, steps: int = 1) -> Setting:
 
 def choose_start(arm: str) -> Point:
     """A start for runs of any length, with `forgetting` in place of the decay."""
-    slow = {"slow": 0.0} if arm in SLOW else {}
+    slow = {"slow": 0.0} if arm in MAY_BE_SLOW else {}
     if arm == RECIPE:
         return {**recipe_space.START, "forgetting": FORGETTING, "power": 1.0, **slow}
     start = dict(START[arm])

@@ -20,12 +20,13 @@ from benchmarks.language import (
 )
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, make_recipe
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
+from benchmarks.language.language_variants import build_variant
 from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.role_rates import collect_roles
 from neumann.optim.groups import param_groups
 from neumann.optim.preconditioners import Diagonal
-from neumann.optim.recipe import LR
+from neumann.optim.recipe import LR, large_batch
 from tests.support.texts import make_documents, write_documents
 
 
@@ -95,6 +96,14 @@ def test_a_run_with_slow_momentum(trainer, arm):
     assert plain["loss"] != slow["loss"]
     with pytest.raises(ValueError, match="cannot have slow momentum beside it"):
         trainer.train(make_key(arm, slow=0.6, lead="cautious decay", strength=1.0))
+
+
+def test_slow_momentum_of_the_contest_is_the_option_that_users_have():
+    model = make_model()
+    built = build_variant(model, make_key("recipe", slow=0.6).setting, 200)
+    shipped, _ = large_batch(model, 200, slow_momentum=0.6)
+    for ours, theirs in zip(built.param_groups, shipped.param_groups, strict=True):
+        assert ours["precondition"].before == theirs["precondition"].before
 
 
 def test_state_in_bfloat16_beside_float32(tmp_path, capsys):

@@ -58,9 +58,8 @@ def missing_package(
     package: str, extra: str, wanted_by: str, error: ImportError | None = None
 ) -> UsageError:
     """The error for a package that is not installed, or whose import fails with `error`."""
-    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    absent = missing.split(".")[0] == package
-    if error is None or absent:
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if error is None or missing.split(".")[0] == package:
         why = f"which is not installed: {describe_install(extra)}"
     else:
         why = f"which cannot be imported: {shorten(error)}"

@@ -43,10 +43,10 @@ class Momentum:
 
 @dataclass(frozen=True)
 class SlowMomentum:
-    """(1 − share)·f + share·s: the momentum f of `Momentum`, and a slow mean s of the gradients.
+    """(1 − share)·f + share·s/(1 − decay): the f of `Momentum`, and a slow mean s of gradients.
 
-    s is a bias-corrected moving mean that begins after `start` steps. Divided by 1 − decay, it has
-    the size of f under steady gradients. Until then this is `Momentum(decay)`.
+    s is a bias-corrected moving mean of the gradients after the first `start` steps; up to there
+    this is `Momentum(decay)`. Under steady gradients both terms have the same size.
     """
 
     decay: float = 0.6  # of past gradients in f
@@ -78,7 +78,7 @@ class SlowMomentum:
         slow, seen = ([state[key] for state in states] for key in ("slow", "slow_seen"))
         torch._foreach_add_(seen, 1.0)
         count = torch.stack(seen).to(found[0].dtype) - self.start  # of gradients in s
-        # Up to its first gradient, s forgets everything. All of this stays on the device.
+        # Until it begins, s forgets everything. Nothing here waits for the device.
         torch._foreach_mul_(slow, list((self.slow * (count > 1)).unbind()))
         torch._foreach_add_(slow, list(gradients), alpha=1 - self.slow)
         share = self.share * (count > 0)
