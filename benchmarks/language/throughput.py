@@ -4,8 +4,9 @@
 
 All arms take turns in one process, ten steps each, on one compiled network; a first round warms up.
 Ten steps, because SOAP decomposes its matrices once in as many. An arm whose package is not
-installed is left out and named. Learning rates are tiny: they do not matter here. Ratios are the
-median over rounds of an arm's tokens per second by those of AdamW in the same round.
+installed is left out and named. Ours has slow momentum, where its search in the contest starts.
+Learning rates are tiny: they do not matter here. Ratios are the median over rounds of an arm's
+tokens per second by those of AdamW in the same round.
 """
 
 from dataclasses import replace
@@ -18,8 +19,7 @@ import torch
 from benchmarks.common.markdown import format_table
 from benchmarks.common.script import write_measurements
 from benchmarks.common.timing import read_clock, take_turns
-from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS
-from benchmarks.language.language_arms import build_arm
+from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS, SLOW_SHARE
 from benchmarks.language.language_runs import (
     LanguageTrainer,
     RunKey,
@@ -29,6 +29,7 @@ from benchmarks.language.language_runs import (
     draw_batches,
     open_trainer,
 )
+from benchmarks.language.language_variants import build_variant
 from benchmarks.language.search_space import choose_start, make_setting
 from neumann.lab.errors import UsageError
 
@@ -59,8 +60,10 @@ def measure(
     timers, missing = {}, []
     for arm in arms:
         setting = replace(make_setting(arm, choose_start(arm)), lr=LR, decay=0.0)
+        if arm == OURS:
+            setting = replace(setting, slow=SLOW_SHARE)
         try:
-            timers[arm] = partial(time_steps, build_arm(model, setting, RUN_STEPS))
+            timers[arm] = partial(time_steps, build_variant(model, setting, RUN_STEPS))
         except (ModuleNotFoundError, UsageError) as error:  # torch below 2.9 has no Muon
             print(f"{arm} is left out: {error}")
             missing.append(arm)
