@@ -12,11 +12,12 @@ results/cifar100.jsonl and is not repeated. `table --unchanged` shows an earlier
 learning rates of CIFAR-10.
 """
 
+import contextlib
 import functools
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.jobs import parse_shared
@@ -26,6 +27,7 @@ from benchmarks.common.search import find_bracketed_best
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
 from neumann.lab.studies.statistics import (
+    Difference,
     correct_by_holm,
     mean_interval,
     paired_difference,
@@ -37,6 +39,14 @@ ENTRANTS = (OURS, "Muon", "LAMB", "AdamW", "SGD-Nesterov")
 BATCHES = (512, 8192)
 EPOCHS = 24
 SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Score:
+    """The test of an entrant."""
+
+    lr: float
+    accuracies: dict[int, float]  # in %, by seed
 
 
 def make_key(stage: str, entrant: str, batch: int, setting: Setting, seed: int = 0) -> RunKey:
@@ -80,38 +90,67 @@ def run_tests(ledger: ContestLedger, runner: Runner[RunKey]) -> None:
         runner.run(make_key("final", entrant, batch, chosen[entrant, batch], seed))
 
 
-def format_scores(ledger: ContestLedger, unchanged: bool = False) -> str:
-    """Means with 95 % intervals, and our paired leads, corrected over all of them."""
+def find_scores(ledger: ContestLedger, unchanged: bool) -> dict[tuple[int, str], Score]:
+    """By batch and entrant; an entrant whose learning rate is not chosen yet is left out."""
     find = find_tuned_before if unchanged else functools.partial(choose, ledger.score)
-    leads, rows = {}, {}
-    for batch in BATCHES:
-        ours: dict[int, float] = {}
-        for entrant in ENTRANTS:
-            try:
-                setting = find(entrant, batch)
-            except MissingRunError:
-                continue
+    scores = {}
+    for batch, entrant in itertools.product(BATCHES, ENTRANTS):
+        with contextlib.suppress(MissingRunError):
+            setting = find(entrant, batch)
             found = ledger.find_seeds(make_key("final", entrant, batch, setting))
             own = {seed: read_accuracy(run) for seed, run in found.items() if seed < SEEDS}
-            ours = own if entrant == OURS else ours
-            mean = mean_interval(list(own.values()))
-            interval = "" if mean.low is None else f"{mean.low:.2f} to {mean.high:.2f}"
-            cells = f"{setting.lr:.3g}", str(mean.n), format_cell(mean.mean, "{:.2f}"), interval
-            rows[batch, entrant] = [str(batch), entrant, *cells]
-            if entrant != OURS:
-                leads[batch, entrant] = paired_difference(*select_common_seeds(ours, own))
-    # Comparisons that are still to come count too: their number was fixed before the first.
-    known = {pair: lead.p for pair, lead in leads.items() if lead.p is not None}
-    missing = [1.0] * (len(BATCHES) * (len(ENTRANTS) - 1) - len(known))
-    corrected = correct_by_holm([*known.values(), *missing])
-    p_values = dict(zip(known, corrected, strict=False))
-    for pair, row in rows.items():
-        lead = leads.get(pair)
-        row += ["" if lead is None else format_difference(lead.mean, lead.low, lead.high)]
-        row += [format_cell(p_values.get(pair), "{:.2g}")]
+            scores[batch, entrant] = Score(setting.lr, own)
+    return scores
+
+
+def find_leads(scores: dict[tuple[int, str], Score]) -> dict[tuple[int, str], Difference]:
+    """How far we are ahead of each peer, paired by seed."""
+    leads = {}
+    for (batch, entrant), score in scores.items():
+        ours = scores.get((batch, OURS))
+        if entrant != OURS and ours is not None:
+            common = select_common_seeds(ours.accuracies, score.accuracies)
+            leads[batch, entrant] = paired_difference(*common)
+    return leads
+
+
+def correct_leads(ledger: ContestLedger, unchanged: bool) -> dict[tuple[int, str], float]:
+    """p of our leads, corrected over every comparison on this test set, the earlier ones included.
+
+    Comparisons that are still to come count too: their number was fixed before the first.
+    """
+    known = {
+        (is_earlier, pair): lead.p
+        for is_earlier in (True, False)
+        for pair, lead in find_leads(find_scores(ledger, is_earlier)).items()
+        if lead.p is not None
+    }
+    tested = sum(not is_earlier for is_earlier, _ in known)
+    to_come = [1.0] * (len(BATCHES) * (len(ENTRANTS) - 1) - tested)
+    corrected = correct_by_holm([*known.values(), *to_come])
+    return {
+        pair: p
+        for (is_earlier, pair), p in zip(known, corrected, strict=False)
+        if is_earlier == unchanged
+    }
+
+
+def format_scores(ledger: ContestLedger, unchanged: bool = False) -> str:
+    """Means with 95 % intervals, and our paired leads."""
+    scores = find_scores(ledger, unchanged)
+    leads, p_values = find_leads(scores), correct_leads(ledger, unchanged)
+    rows = []
+    for (batch, entrant), score in scores.items():
+        mean = mean_interval(list(score.accuracies.values()))
+        interval = "" if mean.low is None else f"{mean.low:.2f} to {mean.high:.2f}"
+        cells = f"{score.lr:.3g}", str(mean.n), format_cell(mean.mean, "{:.2f}"), interval
+        lead = leads.get((batch, entrant))
+        ahead = "" if lead is None else format_difference(lead.mean, lead.low, lead.high)
+        p = format_cell(p_values.get((batch, entrant)), "{:.2g}")
+        rows.append((str(batch), entrant, *cells, ahead, p))
     heads = ["batch", "optimizer", "lr", "seeds", "accuracy, %", "95 % interval"]
-    heads += ["lead of the spectral", "p (Holm)"]
-    return format_table(heads, "rlrrrrrr", list(rows.values()))
+    heads += ["lead of the spectral form", "p (Holm)"]
+    return format_table(heads, "rlrrrrrr", rows)
 
 
 def main() -> None:

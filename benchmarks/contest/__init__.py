@@ -4,8 +4,8 @@ Scripts: `large_batch` trains and prints the tables, `update_pages` copies them 
 docs, `draw_figure` draws them; `tune_image_roles` looks for rates and decay by role,
 `recipe_variants` compares variants of the recipe over several seeds, `lr_by_network` asks whether
 one learning rate suits several networks, `recipe_images` whether the recipe is as good as peers
-after tuning, and `demo_rates` chooses the learning rates of `neumann demo`. Helpers, from the
-bottom up: `entrants` (who takes part, and what identifies a run), `tuning` (the rules), `trainer`
-(one run), `recipe_runs` (one run of the recipe), `stages` (all runs), `summary` and
-`markdown_tables` (what they amount to).
+after tuning, `recipe_comparisons` lists every such comparison, and `demo_rates` chooses the
+learning rates of `neumann demo`. Helpers, from the bottom up: `entrants` (who takes part, and what
+identifies a run), `tuning` (the rules), `trainer` (one run), `recipe_runs` (one run of the recipe),
+`stages` (all runs), `summary` and `markdown_tables` (what they amount to).
 """

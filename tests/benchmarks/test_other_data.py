@@ -54,3 +54,18 @@ def test_the_earlier_test_can_be_shown():
     published = ContestLedger(Path("results/cifar100.jsonl"))
     shown = other_data.format_scores(published, unchanged=True)
     assert "| 512 | Neumann spectral | 0.00375 | 3 | 76.65 |" in shown
+
+
+def test_p_counts_the_earlier_test_too(ledger):
+    runner = Runner(ledger, train)
+    other_data.run_tuning(runner)
+    other_data.run_tests(ledger, runner)
+    alone = other_data.correct_leads(ledger, unchanged=False)
+    for entrant in (OURS, "Muon"):
+        for seed in range(3):
+            before = find_tuned_before(entrant, 512)
+            runner.run(other_data.make_key("final", entrant, 512, before, seed))
+    with_earlier = other_data.correct_leads(ledger, unchanged=False)
+    assert other_data.correct_leads(ledger, unchanged=True).keys() == {(512, "Muon")}
+    smallest = min(alone, key=alone.__getitem__)
+    assert with_earlier[smallest] == pytest.approx(9 / 8 * alone[smallest])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.common.ledger import Runner
-from benchmarks.contest import lr_by_network, recipe_images
+from benchmarks.contest import lr_by_network, recipe_comparisons, recipe_images
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.recipe_runs import OURS, RecipeTrainer, make_recipe
 from neumann import Neumann, param_groups
@@ -82,3 +82,17 @@ def test_the_candidate_makes_elements_equally_large():
             sizes += [float(d.square().mean().sqrt()) for d in directions]
     assert len(sizes) == 8
     assert max(sizes) < 1.3 * min(sizes)  # singular values are 0.7 to 1.2
+
+
+def test_every_comparison_with_a_tested_peer_is_listed():
+    found = recipe_comparisons.list_comparisons()
+    assert len(found) == 15
+    muon = {c.task: c.lead for c in found if "muon" in c.peer.lower() and c.test == 2}
+    assert len(muon) == 5
+    assert all(lead.n == 10 and lead.low > 0 for lead in muon.values())
+    rows = recipe_comparisons.format_comparisons(found).splitlines()[3:]
+    p_values = [[float(cell) for cell in row.strip("| ").split(" | ")[-2:]] for row in rows]
+    assert all(p <= corrected for p, corrected in p_values)
+    smallest, largest = min(p_values), max(p_values)
+    assert smallest[1] == pytest.approx(15 * smallest[0], rel=0.05)
+    assert largest[1] == largest[0]
