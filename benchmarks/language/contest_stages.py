@@ -110,20 +110,24 @@ class LanguageContest:
         return sorted(found, key=lambda setting: found[setting])
 
     def find_unbracketed(self, arm: str, batch: int, steps: int) -> list[str]:
-        """The coordinates whose next values on both sides of the best setting were not all tried.
+        """The tuned coordinates whose next values beside the best setting were not all tried.
 
         All that were tried are worse. 0 needs none below it.
         """
+        is_finalist = arm in (OURS, self.find_muon(), self.find_other())
+        order = COORDINATES if is_finalist and (batch, steps) != LONGER else ("lr",)
         best = self.rank_settings(arm, batch, steps)[0]
-        point = find_point(best, steps, fine=True)
+        point = find_point(best, steps, fine=is_finalist)
 
         def was_tried(name: str, value: float) -> bool:
             setting = make_setting(arm, {**point, name: value}, steps)
             return self.make_key("tune", batch, steps, setting, 0) in self.ledger.runs
 
         unbracketed = []
-        for name, value in point.items():
-            grid = get_grids(arm, fine=True)[name]
+        for name in order:
+            if name not in point:
+                continue
+            grid, value = get_grids(arm, fine=is_finalist)[name], point[name]
             place = grid.index(value)
             below, above = grid[:place][-1:], grid[place + 1 :][:1]  # empty at an edge
             enclosed = value == 0 or (bool(below) and was_tried(name, below[0]))

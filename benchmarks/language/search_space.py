@@ -13,7 +13,7 @@ from neumann.optim.recipe import FORGETTING
 
 # Every coordinate has a grid; a search may end at the edge of one. `forgetting` is lr · decay ·
 # steps: unlike `decay`, it lets the learning rate move without the decay of a run.
-RATES = tuple(0.001 * 2.0**index for index in range(-3, 9))
+RATES = tuple(0.001 * 2.0**index for index in range(-6, 12))
 GRIDS: dict[str, tuple[float, ...]] = {
     "lr": RATES,
     "embedding": RATES,
