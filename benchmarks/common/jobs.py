@@ -35,6 +35,8 @@ def parse_shared(parser: ArgumentParser, given: Sequence[str] | None = None) -> 
     arguments = parser.parse_args(given)
     if arguments.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {arguments.jobs}")
+    if vars(arguments).get("stage") == "table" and arguments.results is not None:
+        require_results(parser, arguments.results)
     if arguments.jobs > 1:
         spec = sys.modules["__main__"].__spec__
         program = sys.argv[:1] if spec is None else ["-m", spec.name]
@@ -46,6 +48,12 @@ def parse_shared(parser: ArgumentParser, given: Sequence[str] | None = None) -> 
             print(f"{failed} of {arguments.jobs} processes failed: run it again to continue")
         arguments.seconds = 0.0
     return arguments
+
+
+def require_results(parser: ArgumentParser, path: Path) -> None:
+    """End the script with a line of explanation if there are no results to show."""
+    if not path.exists():
+        parser.error(f"{path} does not exist: start at the root of the repository")
 
 
 def run_side_by_side(commands: Sequence[Sequence[str]]) -> int:

@@ -7,10 +7,12 @@ Text and images, the published tests and the earlier ones, read from the ledgers
 of them.
 """
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.jobs import require_results
 from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest import recipe_images
@@ -97,6 +99,10 @@ def format_comparisons(found: list[Comparison]) -> str:
 
 
 def main() -> None:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.parse_args()
+    for name in (*TEXTS.values(), *IMAGES.values()):
+        require_results(parser, RESULTS / name)
     print(format_comparisons(list_comparisons()))
 
 

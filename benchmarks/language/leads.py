@@ -206,13 +206,15 @@ def format_leads(leads: Leads) -> str:
         for key in keys:
             cell = _format_difference(confirmed[key]) if key in confirmed else ""
             cells.append(f"{cell}, p {corrected[key]:.2g}" if key in corrected else cell)
-        verdict = "control" if choice.name.startswith(CONTROL) else "not chosen"
-        if choice in finalists:
-            done = all(key in corrected for key in keys)
-            holds = done and all(
-                corrected[key] < 0.05 and (confirmed[key].mean or 0.0) > 0 for key in keys
-            )
-            verdict = "holds up" if holds else "not confirmed" if done else "to be confirmed"
+        if choice.name.startswith(CONTROL):
+            verdict = "control"
+        elif all(key in corrected for key in keys):
+            ahead = ((confirmed[key].mean or 0.0) > 0 and corrected[key] < 0.05 for key in keys)
+            verdict = "holds up" if all(ahead) else "not confirmed"
+        elif choice in finalists:
+            verdict = "to be confirmed"
+        else:
+            verdict = "overtaken" if any(key in corrected for key in keys) else "not chosen"
         rows.append((choice.name, f"{choice.strength:g}", *cells, verdict))
     heads = [leads.arm, "best strength", f"lead at {SELECT_STEPS}"]
     heads += [*(f"lead at {steps}" for steps in CONFIRM_STEPS), "verdict"]

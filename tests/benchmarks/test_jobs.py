@@ -84,3 +84,15 @@ def test_jobs_must_be_a_count(tmp_path, capsys):
         parse_shared(parser, ["--jobs", "0"])
     assert "--jobs must be at least 1, got 0" in capsys.readouterr().err
     assert parse_shared(parser, []).jobs == 1
+
+
+def test_a_table_needs_results(tmp_path, capsys):
+    parser = create_parser("")
+    parser.add_argument("stage")
+    add_ledger_flags(parser, tmp_path / "runs.jsonl")
+    with pytest.raises(SystemExit):
+        parse_shared(parser, ["table"])
+    assert "runs.jsonl does not exist: start at the root" in capsys.readouterr().err
+    assert parse_shared(parser, ["train"]).stage == "train"
+    (tmp_path / "runs.jsonl").touch()
+    assert parse_shared(parser, ["table"]).stage == "table"

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import lzma
+import signal
 import subprocess
 import sys
 
@@ -332,6 +333,30 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_tokenized
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_learning_at_once(number):
+    """The tokenizer does not return from its own code until it has learned everything."""
+    script = f"""
+import signal, threading, time
+from neumann.lab.data import tokens
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+threading.Timer(0.5, lambda: signal.raise_signal({number:d})).start()
+try:
+    tokens._wait_for(lambda: time.sleep(60))
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout == "stopped\n"
+
+
+def test_what_goes_wrong_while_learning_is_raised():
+    with pytest.raises(TypeError):
+        train_bpe([1, 2], 300)
+
+
 def test_every_process_learns_the_same_vocabulary(path):
     call = "load(sys.argv[1], tokens='bpe:300', context=8)"
     script = f"import sys\nfrom neumann.lab.data import load\n{call}"

@@ -91,7 +91,11 @@ def _load_bpe(request: Request, files: Sequence[Path], tokens: Tokens) -> token_
 
 def _tokenize(request: Request, files: Sequence[Path], tokens: Tokens) -> token_cache.TokenizedText:
     splits = _read_splits(request, files)
-    print(f"learning {tokens} from {request.argument}", file=sys.stderr, flush=True)
+    print(
+        f"learning {tokens} from {request.argument} (once; the tokens are kept next to the text)",
+        file=sys.stderr,
+        flush=True,
+    )
     tokenizer = train_bpe(splits.train, tokens.vocabulary)
     dtype = token_cache.choose_dtype(tokens.vocabulary)
     arrays = {n: encode_bpe(tokenizer, getattr(splits, n), dtype) for n in token_cache.SETS}

@@ -7,7 +7,8 @@ GPT-2. It needs Hugging Face's tokenizers, which the extra `lab` installs.
 """
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ BYTES = 256
 SMALLEST_BPE = BYTES + 1  # the bytes, and the end of a document
 LARGEST_BPE = 2**24
 DOCUMENTS_AT_ONCE = 512  # more would hold more Python integers at a time
+SECONDS_TO_LISTEN = 0.2  # to signals
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def train_bpe(documents: Sequence[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer, length=len(documents))
+    _wait_for(lambda: tokenizer.train_from_iterator(documents, trainer, length=len(documents)))
     found = tokenizer.get_vocab_size() + 1
     if found < vocabulary:
         raise UsageError(
@@ -82,6 +84,27 @@ def train_bpe(documents: Sequence[str], vocabulary: int) -> Any:
             f"{found} tokens; choose bpe:{found} or fewer"
         )
     return tokenizer
+
+
+def _wait_for(work: Callable[[], None]) -> None:
+    """Do work of minutes outside Python in a thread, so that Ctrl-C ends the wait for it at once.
+
+    An abandoned thread works on until the process ends.
+    """
+    failures: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SECONDS_TO_LISTEN)
+    if failures:
+        raise failures[0]
 
 
 def encode_bpe(tokenizer: Any, documents: Sequence[str], dtype: type[Any]) -> np.ndarray[Any, Any]:

@@ -60,6 +60,8 @@ def parse_size(name: str) -> Size:
     given: dict[str, int] = {}
     for piece in pieces:
         key, _, text = piece.partition("=")
+        if key == "context":
+            raise UsageError(f"model {name}: the context has an option of its own, --context")
         if key not in OPTIONS:
             raise unknown(f"{PREFIX.rstrip(':')} option", key, OPTIONS)
         if key in given:
@@ -75,8 +77,8 @@ def parse_size(name: str) -> Size:
         raise UsageError(f"model {name}: tied must be 0 or 1, got {size.tied}")
     if size.width % (2 * size.head_count):
         raise UsageError(
-            f"model {name}: the width must be a multiple of {2 * size.head_count}, because each of "
-            f"the {size.head_count} heads has an even number of features; got {size.width}"
+            f"model {name}: the width must be a multiple of {2 * size.head_count}, twice the "
+            f"number of heads, so that each has an even number of features; got {size.width}"
         )
     return size
 
