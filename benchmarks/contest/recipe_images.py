@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.coordinates import Point, search_coordinates
-from benchmarks.common.jobs import parse_shared
+from benchmarks.common.jobs import parse_shared, require_results
 from benchmarks.common.ledger import MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.peers_table import ALIGN, HEADS, compare_with_peers
@@ -93,6 +93,8 @@ def main() -> None:
     parser.set_defaults(results=None)
     arguments = parse_shared(parser)
     arguments.results = arguments.results or Path(f"results/recipe-{arguments.data}.jsonl")
+    if arguments.stage == "table":
+        require_results(parser, arguments.results)
     seeds = range(arguments.seeds, arguments.seeds + SEEDS)
     ledger, runner = open_runner(arguments, RecipeTrainer)
     if arguments.stage != "table":

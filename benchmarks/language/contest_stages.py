@@ -64,11 +64,11 @@ class LanguageContest:
             for arm in _shuffle((OURS, *MUON, *OTHERS)):
                 self._search(arm, middle, ("lr",), None, fine=False)
         elif stage == "tune":
-            finalists = OURS, self.find_muon(), self.find_other()
-            for arm in _shuffle(finalists):
+            tuned = self.list_tuned()
+            for arm in _shuffle(tuned):
                 self._search(arm, middle, COORDINATES, RUNS)
             others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
-            for arm, length in _shuffle(itertools.product(finalists, others)):
+            for arm, length in _shuffle(itertools.product(tuned, others)):
                 start = find_point(self.rank_settings(arm, *middle)[0], middle[1], fine=True)
                 if length == LONGER:
                     self._search(arm, length, ("lr",), RUNS_OF_LONGER, start)
@@ -94,6 +94,10 @@ class LanguageContest:
         """The best peer in the screening that is not Muon."""
         return min((arm for arm in OTHERS if arm not in ("diagonal", "paper")), key=self._screened)
 
+    def list_tuned(self) -> tuple[str, ...]:
+        """The arms that get a whole search; MissingRunError before the screening."""
+        return OURS, self.find_muon(), self.find_other()
+
     def rank_settings(self, arm: str, batch: int, steps: int) -> list[Setting]:
         """The settings of an arm by their validation loss, those that diverged last.
 
@@ -114,20 +118,22 @@ class LanguageContest:
 
         All that were tried are worse. 0 needs none below it.
         """
-        is_finalist = arm in (OURS, self.find_muon(), self.find_other())
-        order = COORDINATES if is_finalist and (batch, steps) != LONGER else ("lr",)
+        try:
+            searched = arm in self.list_tuned()
+        except MissingRunError:
+            searched = False  # the screening is not complete
         best = self.rank_settings(arm, batch, steps)[0]
-        point = find_point(best, steps, fine=is_finalist)
+        point = find_point(best, steps, fine=searched)
+        grids = get_grids(arm, fine=searched)
+        order = COORDINATES if searched and (batch, steps) != LONGER else ("lr",)
 
         def was_tried(name: str, value: float) -> bool:
             setting = make_setting(arm, {**point, name: value}, steps)
             return self.make_key("tune", batch, steps, setting, 0) in self.ledger.runs
 
         unbracketed = []
-        for name in order:
-            if name not in point:
-                continue
-            grid, value = get_grids(arm, fine=is_finalist)[name], point[name]
+        for name in (name for name in order if name in point):
+            grid, value = grids[name], point[name]
             place = grid.index(value)
             below, above = grid[:place][-1:], grid[place + 1 :][:1]  # empty at an edge
             enclosed = value == 0 or (bool(below) and was_tried(name, below[0]))

@@ -11,7 +11,7 @@ without the lead at the same seed.
 
     select   100 steps, two seeds: every strength of every lead
     confirm  200 and 400 steps, three fresh seeds: the best strength of the eight leads that gained
-             most. p is corrected (Holm) for all comparisons of an arm that were ever made.
+             most. p is corrected (Holm) for all comparisons of an arm, made or planned.
 
 Three controls change nothing but the learning rate, that of hidden matrices, or the decay. A lead
 goes on only if it gains more than each of them, because many leads, as a fixed norm or cautious
@@ -186,8 +186,8 @@ def format_leads(leads: Leads) -> str:
         for choice in choices
         for steps in CONFIRM_STEPS
     }
-    # All comparisons count that were made, also of leads that others have overtaken since, and
-    # those that are still to come, as p = 1.
+    # Comparisons with leads that others have overtaken since count too, and those that are still
+    # to come count as p = 1.
     confirmed = {
         (choice.name, steps): found
         for (choice, steps), found in compared.items()

@@ -185,6 +185,15 @@ def test_the_table_names_what_is_not_bracketed(contest):
     assert "| not bracketed |" in format_contest(contest)
 
 
+def test_the_table_of_an_unfinished_screening(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, invent)
+    contest = LanguageContest(ledger, runner)
+    setting = make_setting("adamw", choose_start("adamw"), LENGTHS[MIDDLE])
+    runner.run(contest.make_key("tune", MIDDLE, LENGTHS[MIDDLE], setting, 0))
+    assert format_contest(contest).splitlines()[-1].endswith("| 1 | lr |")
+
+
 def test_all_tested_settings_are_shown(contest):
     table = format_contest(contest)
     assert "| 262,144 × 200 | adamw | 1 |" in table

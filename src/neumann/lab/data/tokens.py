@@ -22,7 +22,7 @@ BYTES = 256
 SMALLEST_BPE = BYTES + 1  # the bytes, and the end of a document
 LARGEST_BPE = 2**24
 DOCUMENTS_AT_ONCE = 512  # more would hold more Python integers at a time
-SECONDS_TO_LISTEN = 0.2  # to signals
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def train_bpe(documents: Sequence[str], vocabulary: int) -> Any:
 
 
 def _wait_for(work: Callable[[], None]) -> None:
-    """Do work of minutes outside Python in a thread, so that Ctrl-C ends the wait for it at once.
+    """Do slow work that leaves Python in a thread, so that Ctrl-C need not wait for its end.
 
-    An abandoned thread works on until the process ends.
+    After Ctrl-C, the thread works on until the process ends.
     """
     failures: list[BaseException] = []
 
@@ -102,7 +102,7 @@ def _wait_for(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=do, daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(SECONDS_TO_LISTEN)
+        thread.join(POLL_SECONDS)  # Python handles signals in between
     if failures:
         raise failures[0]
 
