@@ -21,7 +21,6 @@ from benchmarks.language.search_space import (
     choose_start,
     find_point,
     get_grids,
-    make_setting,
     search_setting,
 )
 
@@ -113,31 +112,43 @@ class LanguageContest:
             raise MissingRunError(f"{arm} at {batch} tokens per step")
         return sorted(found, key=lambda setting: found[setting])
 
-    def find_unbracketed(self, arm: str, batch: int, steps: int) -> list[str]:
+    def find_unbracketed(
+        self, arm: str, batch: int, steps: int, *, anywhere: bool = False
+    ) -> list[str]:
         """The tuned coordinates whose next values beside the best setting were not all tried.
 
         All that were tried are worse. 0 needs none below it.
+
+        Args:
+            arm: whose search to look at.
+            batch: tokens per step.
+            steps: of a run.
+            anywhere: leave out those whose best value beat the next ones at another setting, as
+                it did before a coordinate that came later moved.
         """
         try:
             searched = arm in self.list_tuned()
         except MissingRunError:
             searched = False  # the screening is not complete
-        best = self.rank_settings(arm, batch, steps)[0]
-        point = find_point(best, steps, fine=searched)
+        ranked = self.rank_settings(arm, batch, steps)
+        points = [find_point(setting, steps, fine=searched) for setting in ranked]  # best first
         grids = get_grids(arm, fine=searched)
         order = COORDINATES if searched and (batch, steps) != LONGER else ("lr",)
 
-        def was_tried(name: str, value: float) -> bool:
-            setting = make_setting(arm, {**point, name: value}, steps)
-            return self.make_key("tune", batch, steps, setting, 0) in self.ledger.runs
+        def is_bracketed(name: str, place: int) -> bool:
+            grid, point = grids[name], points[place]
+            index = grid.index(point[name])
+            worse = points[place + 1 :]
+            below, above = grid[:index][-1:], grid[index + 1 :][:1]  # empty at an edge
+            return all(
+                value and {**point, name: value[0]} in worse
+                for value in ((above,) if point[name] == 0 else (below, above))
+            )
 
         unbracketed = []
-        for name in (name for name in order if name in point):
-            grid, value = grids[name], point[name]
-            place = grid.index(value)
-            below, above = grid[:place][-1:], grid[place + 1 :][:1]  # empty at an edge
-            enclosed = value == 0 or (bool(below) and was_tried(name, below[0]))
-            if not (enclosed and above and was_tried(name, above[0])):
+        for name in (name for name in order if name in points[0]):
+            places = [i for i, point in enumerate(points) if point[name] == points[0][name]]
+            if not any(is_bracketed(name, place) for place in (places if anywhere else places[:1])):
                 unbracketed.append(name)
         return unbracketed
 

@@ -244,7 +244,10 @@ def estimate_saving(
 
 
 def _format_validation(contest: LanguageContest) -> str:
-    """The best setting of every arm at every batch, by validation loss."""
+    """The best setting of every arm at every batch, by validation loss.
+
+    Coordinates that were bracketed before a later one moved, but not again, are in parentheses.
+    """
     rows = []
     for batch, steps in (*LENGTHS.items(), LONGER):
         for arm in (OURS, *MUON, *OTHERS):
@@ -261,7 +264,11 @@ def _format_validation(contest: LanguageContest) -> str:
             ]
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
-            open_ones = ", ".join(contest.find_unbracketed(arm, batch, steps))
+            never = contest.find_unbracketed(arm, batch, steps, anywhere=True)
+            open_ones = ", ".join(
+                name if name in never else f"({name})"
+                for name in contest.find_unbracketed(arm, batch, steps)
+            )
             cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
             rows.append((f"{batch:,} × {steps}", arm, *cells))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]

@@ -12,6 +12,8 @@ from benchmarks.language.contest_stages import (
     COORDINATES,
     LENGTHS,
     MIDDLE,
+    MUON,
+    OTHERS,
     OURS,
     STAGES,
     LanguageContest,
@@ -25,7 +27,13 @@ from benchmarks.language.contest_summary import (
     format_contest,
 )
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
+from benchmarks.language.search_space import (
+    RECIPE,
+    choose_start,
+    find_point,
+    get_grids,
+    make_setting,
+)
 from neumann.lab.studies.statistics import Difference
 from tests.support.language_scores import invent
 
@@ -183,6 +191,28 @@ def test_the_table_names_what_is_not_bracketed(contest):
         assert (name in found) is not enclosed, name
     assert contest.find_unbracketed("adamw", MIDDLE, steps) == []  # its screening moves lr alone
     assert "| not bracketed |" in format_contest(contest)
+
+
+def test_a_coordinate_bracketed_before_another_moved_is_in_parentheses(tmp_path):
+    """The learning rate has worse ones beside it at the start, but not where another one moved."""
+    steps, start, rates = LENGTHS[MIDDLE], choose_start(OURS), get_grids(OURS)["lr"]
+    index = rates.index(start["lr"])
+    points = {2.0: {**start, "slow": 0.3}, 2.1: {**start, "slow": 0.6}}
+    points |= {2.2: {**points[2.1], "lr": rates[index - 1]}}
+    points |= {2.3: {**points[2.1], "lr": rates[index + 1]}}
+    losses = {make_setting(OURS, point, steps): loss for loss, point in points.items()}
+
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, lambda key: invent(key) | {"loss": losses.get(key.setting, 3.0)})
+    few = LanguageContest(ledger, runner)
+    for arm in (*MUON, *OTHERS):  # a screening
+        runner.run(few.make_key("tune", MIDDLE, steps, make_setting(arm, choose_start(arm)), 0))
+    for setting in losses:
+        runner.run(few.make_key("tune", MIDDLE, steps, setting, 0))
+    here = few.find_unbracketed(OURS, MIDDLE, steps)
+    anywhere = few.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
+    assert set(here) - set(anywhere) == {"lr"}
+    assert " (lr), forgetting, output, " in format_contest(few)
 
 
 def test_the_table_of_an_unfinished_screening(tmp_path):
