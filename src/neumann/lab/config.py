@@ -23,7 +23,7 @@ from neumann.lab.lr_schedules import Schedule
 from neumann.lab.metrics import Metric, choose_metric
 from neumann.lab.models.build import FORMS, MODELS
 from neumann.lab.optimizers.arm_recipes import RECIPES
-from neumann.lab.optimizers.arms import Arm
+from neumann.lab.optimizers.arms import Arm, check_arm
 
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.
@@ -199,7 +199,7 @@ class TrainConfig(TrainingSettings):
             alone = "--spectrum-every measures in a process, which cannot run alone with --sync-bn"
             require(not self.spectrum_every or ranks == 1, alone)
         arm = Arm.parse(self.opt).on(self.data)
-        arm.check()
+        check_arm(arm)
         recipe = arm.recipe
         sharded = not self.fsdp or recipe.sharded
         require(sharded, f"--fsdp: {arm.name} does not support sharded weights")

@@ -36,6 +36,7 @@ class Metric(Quantity):
     short: str  # its name beside the training loss
     difference_unit: str
     higher_is_better: bool
+    loss_unit: str  # of the training loss
     extras: tuple[Quantity, ...] = ()  # shown next to it, where the records have them
     plotted: tuple[Quantity, ...] = ()  # over the epochs, after it
 
@@ -70,6 +71,7 @@ ACCURACY = Metric(
     short="accuracy",
     difference_unit="points",
     higher_is_better=True,
+    loss_unit="nats",
     extras=(TOP5,),
     plotted=(CROSS_ENTROPY,),
 )
@@ -84,6 +86,7 @@ LOSS = Metric(
     short="evaluated loss",
     difference_unit="nats",
     higher_is_better=False,
+    loss_unit="nats per token",
     extras=(PERPLEXITY, BITS_PER_BYTE),
     plotted=(BITS_PER_BYTE,),  # the perplexity would be the curve of the loss on another axis
 )

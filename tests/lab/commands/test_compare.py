@@ -74,3 +74,22 @@ def test_arms_in_a_file_must_be_a_list(arms, tmp_path, capsys):
     errors = capsys.readouterr().err
     assert 'arms must be a list, as in ["neumann", "sgd"]; got ' in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("muon:rest_betas=3", "rest_betas must be two numbers in [0, 1)"),
+        ("adamw:betas=3", "betas must be numbers in [0, 1)"),
+        ("muon:conv_mode=3", "unknown muon option 'conv_mode'"),  # timm's, which is for images
+    ],
+)
+def test_wrong_options_are_found_before_any_data_is_read(command, arm, message, tmp_path, capsys):
+    """Learning a vocabulary takes minutes, so a missing text shows that none was looked for."""
+    words = [command, "--opt" if command == "train" else "--arms", arm]
+    words += ["--data", f"text:{tmp_path}/missing.txt", "--tokens", "bpe:1024", "--model", "gpt"]
+    assert main([*words, "--output", str(tmp_path / "x")]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1

@@ -1,6 +1,7 @@
 """Arms: they build the optimizer that they name, and mistakes are refused in one line."""
 
 import contextlib
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from neumann import Neumann
 from neumann.lab.errors import UsageError
 from neumann.lab.optimizers.arm_recipes import RECIPES
-from neumann.lab.optimizers.arms import Arm, build_optimizer, evaluation_mode
+from neumann.lab.optimizers.arms import Arm, build_optimizer, check_arm, evaluation_mode
 from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.inner_loops import InnerLoop
 from neumann.optim.preconditioners import SlowMomentum
@@ -42,6 +43,19 @@ def test_every_optimizer_takes_a_step_that_helps(name):
             losses.append(computer.compute([(x, y)]).item())
             optimizer.step()
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("on", ["digits", "text:a.txt"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_optimizer_passes_the_check(name, on):
+    check_arm(Arm.parse(name).on(on))
+
+
+@pytest.mark.parametrize("wrong", ["3", "(0.9,1)", "(0.9,x)"])
+def test_momenta_must_be_numbers_in_brackets(wrong):
+    message = "betas must be numbers in [0, 1), as in betas=(0.9,0.95), got "
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_arm(Arm.parse(f"adamw:betas={wrong}"))
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,8 @@ def test_a_run_on_text(tmp_path, quick):
     assert f"A loss of {summary['loss']:.4f} nats per token (perplexity " in page.text
     assert f"{summary['bits_per_byte']:.4f} bits per byte) after 120 steps" in page.text
     assert "0.5 nats per token was reached after 40 steps" in page.text
+    assert "training loss of the last epoch, nats per token" in page.text
+    assert page.text.count("loss, nats per token") == page.text.count("loss, nats")
     assert "accuracy" not in page.text.lower()
 
 

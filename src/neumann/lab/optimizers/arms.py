@@ -31,13 +31,14 @@ from neumann.lab.optimizers.arm_recipes import (
     TEXT_RECIPES,
     Recipe,
 )
-from neumann.lab.optimizers.matrix_arms import REST_BETAS
+from neumann.lab.optimizers.matrix_arms import REST_BETAS, check_betas
 from neumann.lab.optimizers.role_arms import group_by_role
 from neumann.lab.optimizers.role_rates import group_by_rate
 from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+_LONG = 10**4  # steps: longer than any warm-up
 WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -149,6 +150,8 @@ def build_optimizer(
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
+        if "betas" in options:
+            check_betas("betas", options["betas"])
         of_roles = {name: options.pop(name) for name in recipe.role_options if name in options}
         groups: Any
         if recipe.by_role:
@@ -167,6 +170,17 @@ def build_optimizer(
         optimizer.train()  # schedule-free optimizers start in neither mode
     built: Optimizer = optimizer
     return built
+
+
+def check_arm(arm: Arm) -> None:
+    """Refuse options that no network could be trained with, before any data is read.
+
+    It builds the optimizer for a tiny network that has a parameter of every role.
+    """
+    arm.check()
+    if arm.code is None:  # a user's function may need the user's network
+        tiny = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
+        build_optimizer(arm, tiny, steps_per_epoch=_LONG, steps=_LONG**2)
 
 
 def group_parameters(

@@ -4,7 +4,7 @@ Each function gets the optimizer's constructor, the groups of `role_rates` and i
 `rest_betas` are the momenta of AdamW.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import AdamW, Optimizer
@@ -39,15 +39,15 @@ def join_adamw(
     groups: Groups,
     *,
     lr: float,
-    rest_betas: Sequence[float] = USUAL_BETAS,
+    rest_betas: tuple[float, float] = USUAL_BETAS,
     **options: Any,
 ) -> Optimizer:
     """The optimizer for hidden matrices, and AdamW."""
-    betas = _check_betas(rest_betas)
+    check_betas(REST_BETAS, rest_betas, 2)
     hidden, rest = _split(groups)
     parts = [constructor(hidden, lr=lr, **options)]
     if rest:
-        parts.append(AdamW(rest, lr=lr, betas=betas, weight_decay=0.0))
+        parts.append(AdamW(rest, lr=lr, betas=rest_betas, weight_decay=0.0))
     return JoinedOptimizer(parts)
 
 
@@ -55,15 +55,15 @@ def build_normuon(
     constructor: Constructor,
     groups: Groups,
     *,
-    rest_betas: Sequence[float] = USUAL_BETAS,
+    rest_betas: tuple[float, float] = USUAL_BETAS,
     **options: Any,
 ) -> Optimizer:
     """NorMuon, which has an AdamW of its own."""
-    betas = _check_betas(rest_betas)
+    check_betas(REST_BETAS, rest_betas, 2)
     hidden, rest = _split(groups)
     marked = [
         *({**group, "use_muon": True} for group in hidden),
-        *({**group, "use_muon": False, "betas": betas} for group in rest),
+        *({**group, "use_muon": False, "betas": rest_betas} for group in rest),
     ]
     return constructor(marked, **options)
 
@@ -76,11 +76,12 @@ def _split(groups: Groups) -> tuple[Groups, Groups]:
     return hidden, [group for group in groups if group["role"] != HIDDEN]
 
 
-def _check_betas(betas: Any) -> tuple[float, float]:
-    pair = isinstance(betas, Sequence) and len(betas) == 2
-    good = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
-    require(good, REST_BETAS, betas, "two numbers in [0, 1), as in rest_betas=(0.9,0.95)")
-    return betas[0], betas[1]
+def check_betas(name: str, betas: Any, count: int | None = None) -> None:
+    """Refuse momenta that are not as many numbers in [0, 1) in brackets; any number by default."""
+    listed = isinstance(betas, list | tuple) and len(betas) == (count or len(betas))
+    good = listed and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
+    numbers = "two numbers" if count == 2 else "numbers"
+    require(good, name, betas, f"{numbers} in [0, 1), as in {name}=(0.9,0.95)")
 
 
 def _scale_by_norm(group: dict[str, Any]) -> Groups:

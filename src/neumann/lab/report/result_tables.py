@@ -16,9 +16,9 @@ from neumann.lab.studies.statistics import mean_interval
 
 PER_RUN = ("seed",)  # settings that differ between the runs of an arm on purpose
 MAX_NAME = 24  # characters of an arm's name in a column title
-RUN_ROWS = (  # heading, key in the summary, format; after the score
+RUN_ROWS = (  # heading with the loss's unit, key in the summary, format; after the score
     ("accuracy with BatchNorm recalibrated, %", "accuracy_recalibrated", ".2f"),
-    ("training loss of the last epoch, nats", "train_loss", ".4g"),
+    ("training loss of the last epoch, {}", "train_loss", ".4g"),
     ("steps", "steps", ",.0f"),
 )
 
@@ -190,7 +190,11 @@ def tabulate_run(run: Run) -> Table | None:
     quantities = dict.fromkeys((metric, *metric.extras, *metric.plotted))
     scores = [(each.label, each.key, f".{each.digits}f") for each in quantities]
     every = [*scores[:1], *RUN_ROWS[:1], *scores[1:], *RUN_ROWS[1:]]
-    rows = [(label, format_value(found.get(key), spec)) for label, key, spec in every] + [
+    rows = [
+        *(
+            (label.format(metric.loss_unit), format_value(found.get(key), spec))
+            for label, key, spec in every
+        ),
         ("seconds of training", formatting.format_seconds(found.get("seconds"))),
         ("seconds of compiling", formatting.format_seconds(found.get("compile_seconds") or None)),
     ]

@@ -32,7 +32,8 @@ def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
         for q in (metric, *metric.plotted)
     ]
     first = _focus_on_the_end(scores[0]) if metric.higher_is_better else _use_log_axis(scores[0])
-    train_loss = make_plot("train-loss", "Training loss", "loss, nats", "step", "train_loss")
+    label = f"loss, {metric.loss_unit}"
+    train_loss = make_plot("train-loss", "Training loss", label, "step", "train_loss")
     rate = make_plot("learning-rate", "Learning rate", "learning rate", "step", "lr")
     target = "" if study.target is None else metric.format_target(study.target)
     note = "Each point is the mean over the steps since the previous one."

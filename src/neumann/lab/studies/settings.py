@@ -41,7 +41,7 @@ class CompareConfig(TrainingSettings):
 
     def check(self) -> None:
         super().check()
-        _check_arms(self.arms)
+        _check_arms(self.arms, self.data)
         check_at_least(self, seeds=1, jobs=1, seconds=0)
 
     @property
@@ -89,7 +89,7 @@ class SweepConfig(Settings):
     def check(self) -> None:
         """Check everything but the ranges of --lr."""
         super().check()
-        _check_arms(self.arms)
+        _check_arms(self.arms, self.data)
         check_at_least(self, search_seeds=1, search_epochs=1, seeds=1, jobs=1)
         check_at_least(self, seconds=0)
         if self.held_out:
@@ -176,7 +176,7 @@ class SpectrumConfig:
         return self.output or (self.checkpoint or Path()) / "spectrum.json"
 
 
-def _check_arms(arms: tuple[str, ...]) -> None:
+def _check_arms(arms: tuple[str, ...], data: str) -> None:
     if not arms:
         raise UsageError("--arms must name at least one optimizer")
     names = [get_name(arm) for arm in arms]
@@ -185,7 +185,7 @@ def _check_arms(arms: tuple[str, ...]) -> None:
         raise UsageError(f"--arms names {duplicate} twice")
     folders: dict[str, str] = {}
     for arm, name in zip(arms, names, strict=True):
-        Contender.parse(arm).arm.check()
+        Contender.parse(arm).arm.on(data).check()
         folder = make_folder_name(name)
         if len(os.fsencode(folder)) > MAX_NAME_BYTES:
             raise UsageError(
