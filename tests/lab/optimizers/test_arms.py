@@ -17,6 +17,7 @@ from neumann.lab.training.gradients import GradientComputer
 from neumann.lab.training.inner_loops import InnerLoop
 from neumann.optim.preconditioners import SlowMomentum
 from neumann.optim.recipe import LR
+from tests.support.torch_versions import needs_muon
 
 
 def model():
@@ -46,7 +47,9 @@ def test_every_optimizer_takes_a_step_that_helps(name):
 
 
 @pytest.mark.parametrize("on", ["digits", "text:a.txt"])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[needs_muon] if x == "muon" else []) for x in RECIPES]
+)
 def test_every_optimizer_passes_the_check(name, on):
     check_arm(Arm.parse(name).on(on))
 

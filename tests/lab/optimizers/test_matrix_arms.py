@@ -11,11 +11,9 @@ from neumann.lab.errors import UsageError
 from neumann.lab.models.gpt import ModernGPT, Size
 from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.optimizers.role_rates import collect_roles
+from tests.support.torch_versions import needs_muon
 
 TEXT, IMAGES = "text:pages.txt", "cifar10"
-needs_muon = pytest.mark.skipif(
-    not hasattr(torch.optim, "Muon"), reason="torch has no Muon before 2.9"
-)
 NAMES = [pytest.param("muon", marks=needs_muon), "normuon", "soap"]
 
 
