@@ -123,8 +123,8 @@ class LanguageContest:
             arm: whose search to look at.
             batch: tokens per step.
             steps: of a run.
-            anywhere: leave out those whose best value beat the next ones at another setting, as
-                it did before a coordinate that came later moved.
+            anywhere: whether it is enough that the best value beat the next ones at any setting,
+                as it did if another coordinate moved afterwards.
         """
         try:
             searched = arm in self.list_tuned()

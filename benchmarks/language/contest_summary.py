@@ -30,6 +30,7 @@ from neumann.lab.studies.statistics import (
 RESAMPLES = 10_000
 LARGER = "the width and depth of GPT-2 124M (110 million parameters with 16,384 tokens)"
 SIGNIFICANT = 0.05
+EARLIER = "In parentheses: bracketed before another coordinate moved, but not since."
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def estimate_saving(
 def _format_validation(contest: LanguageContest) -> str:
     """The best setting of every arm at every batch, by validation loss.
 
-    Coordinates that were bracketed before a later one moved, but not again, are in parentheses.
+    A line below it explains parentheses, if there are any.
     """
     rows = []
     for batch, steps in (*LENGTHS.items(), LONGER):
@@ -273,7 +274,10 @@ def _format_validation(contest: LanguageContest) -> str:
             rows.append((f"{batch:,} × {steps}", arm, *cells))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
     heads += ["μ", "before", "power", "slow", "decay", "runs", "not bracketed"]
-    return format_table(heads, "ll" + "r" * 11 + "l", rows) if rows else ""
+    if not rows:
+        return ""
+    table = format_table(heads, "ll" + "r" * 11 + "l", rows)
+    return f"{table}\n\n{EARLIER}" if "(" in table else table
 
 
 def _format_losses(run: Run) -> tuple[str, str]:

@@ -213,6 +213,7 @@ def test_a_coordinate_bracketed_before_another_moved_is_in_parentheses(tmp_path)
     anywhere = few.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
     assert set(here) - set(anywhere) == {"lr"}
     assert " (lr), forgetting, output, " in format_contest(few)
+    assert contest_summary.EARLIER in format_contest(few)
 
 
 def test_the_table_of_an_unfinished_screening(tmp_path):

@@ -82,7 +82,7 @@ def test_arms_in_a_file_must_be_a_list(arms, tmp_path, capsys):
     ("arm", "message"),
     [
         ("soap:rest_betas=3", "rest_betas must be two numbers in [0, 1)"),
-        ("adamw:betas=3", "betas must be numbers in [0, 1)"),
+        ("adamw:betas=3", "betas must be two numbers in [0, 1)"),
         # timm's Muon, which is for images, has this option
         pytest.param("muon:conv_mode=3", "unknown muon option 'conv_mode'", marks=needs_muon),
     ],

@@ -357,6 +357,7 @@ def test_what_goes_wrong_while_learning_is_raised():
         train_bpe([1, 2], 300)
 
 
+@pytest.mark.slow
 def test_every_process_learns_the_same_vocabulary(path):
     call = "load(sys.argv[1], tokens='bpe:300', context=8)"
     script = f"import sys\nfrom neumann.lab.data import load\n{call}"

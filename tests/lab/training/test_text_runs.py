@@ -20,6 +20,7 @@ from neumann.lab.training.evaluation import MAX_LOGITS, Score, evaluate, evaluat
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from tests.support.texts import make_documents, write_documents
+from tests.support.torch_versions import needs_muon
 
 MODEL = "gpt:width=32,depth=1,heads=2"
 
@@ -106,10 +107,10 @@ def test_a_target_below_the_loss_is_not_reached(text, tmp_path):
     assert summary.steps_to_target is None
 
 
-@pytest.mark.parametrize("opt", ["adamw", "muon", "normuon", "soap"])
+@pytest.mark.parametrize(
+    "opt", ["adamw", pytest.param("muon", marks=needs_muon), "normuon", "soap"]
+)
 def test_a_run_resumes_with_the_same_bits(text, tmp_path, opt):
-    if opt == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("torch has no Muon before 2.9")
     folder = tmp_path / "run"
     whole = Training(configure(text, opt=opt, clip_grad=1.0), Process()).run(folder)
     (folder / "summary.json").unlink()

@@ -38,8 +38,8 @@ from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-_LONG = 10**4  # steps: longer than any warm-up
 WORDS = {"true": True, "false": False, "none": None}
+LONG_EPOCH, LONG_RUN = 10**4, 10**8  # in steps; any warm-up fits in
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,13 @@ def build_optimizer(
         options.setdefault("steps_per_epoch", steps_per_epoch)
         if arm.code is not None:
             options["precondition"] = call_user_function(arm.code, "precondition")
-    fusable = "fused" in inspect.signature(constructor).parameters and "foreach" not in options
+    parameters = inspect.signature(constructor).parameters
+    fusable = "fused" in parameters and "foreach" not in options
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
     try:
         if "betas" in options:
-            check_betas("betas", options["betas"])
+            check_betas("betas", options["betas"], parameters["betas"].default)
         of_roles = {name: options.pop(name) for name in recipe.role_options if name in options}
         groups: Any
         if recipe.by_role:
@@ -177,10 +178,12 @@ def check_arm(arm: Arm) -> None:
 
     It builds the optimizer for a tiny network that has a parameter of every role.
     """
-    arm.check()
-    if arm.code is None:  # a user's function may need the user's network
+    if arm.code is not None:  # a user's function may need the user's network
+        arm.check()
+        return
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         tiny = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
-        build_optimizer(arm, tiny, steps_per_epoch=_LONG, steps=_LONG**2)
+    build_optimizer(arm, tiny, steps_per_epoch=LONG_EPOCH, steps=LONG_RUN)
 
 
 def group_parameters(

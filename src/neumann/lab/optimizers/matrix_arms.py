@@ -43,7 +43,7 @@ def join_adamw(
     **options: Any,
 ) -> Optimizer:
     """The optimizer for hidden matrices, and AdamW."""
-    check_betas(REST_BETAS, rest_betas, 2)
+    check_betas(REST_BETAS, rest_betas, USUAL_BETAS)
     hidden, rest = _split(groups)
     parts = [constructor(hidden, lr=lr, **options)]
     if rest:
@@ -59,7 +59,7 @@ def build_normuon(
     **options: Any,
 ) -> Optimizer:
     """NorMuon, which has an AdamW of its own."""
-    check_betas(REST_BETAS, rest_betas, 2)
+    check_betas(REST_BETAS, rest_betas, USUAL_BETAS)
     hidden, rest = _split(groups)
     marked = [
         *({**group, "use_muon": True} for group in hidden),
@@ -76,12 +76,13 @@ def _split(groups: Groups) -> tuple[Groups, Groups]:
     return hidden, [group for group in groups if group["role"] != HIDDEN]
 
 
-def check_betas(name: str, betas: Any, count: int | None = None) -> None:
-    """Refuse momenta that are not as many numbers in [0, 1) in brackets; any number by default."""
-    listed = isinstance(betas, list | tuple) and len(betas) == (count or len(betas))
+def check_betas(name: str, betas: Any, usual: tuple[float, ...]) -> None:
+    """Refuse anything but numbers in [0, 1), as many as there usually are."""
+    listed = isinstance(betas, list | tuple) and len(betas) == len(usual)
     good = listed and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
-    numbers = "two numbers" if count == 2 else "numbers"
-    require(good, name, betas, f"{numbers} in [0, 1), as in {name}=(0.9,0.95)")
+    count = {2: "two", 3: "three"}.get(len(usual), len(usual))
+    example = ",".join(map(str, usual))
+    require(good, name, betas, f"{count} numbers in [0, 1), as in {name}=({example})")
 
 
 def _scale_by_norm(group: dict[str, Any]) -> Groups:
