@@ -6,7 +6,7 @@ have the same number of points.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Point = Mapping[str, float]  # the value of each coordinate
 Grids = Mapping[str, Sequence[float]]
@@ -20,6 +20,7 @@ def search_coordinates(
     order: Sequence[str],
     announce: Callable[[Point], None] = lambda point: None,
     limit: int | None = None,
+    tried: Iterable[Point] = (),
 ) -> Point:
     """The point with no better one beside it in any of the coordinates in `order`.
 
@@ -32,18 +33,19 @@ def search_coordinates(
             processes can share them out.
         limit: end after exactly this many points, with the best of them. If no coordinate moves
             before that, points further away are tried.
+        tried: points that an earlier search has tried. They count towards the limit.
     """
     known: dict[Key, float] = {}
-    begun: set[Key] = set()
+    begun = {_make_key(point) for point in tried}
 
     def begin(candidate: Point) -> None:
-        key = tuple(sorted(candidate.items()))
+        key = _make_key(candidate)
         if key not in begun and (limit is None or len(begun) < limit):
             begun.add(key)
             announce(candidate)
 
     def find_loss(candidate: Point) -> float:
-        key = tuple(sorted(candidate.items()))
+        key = _make_key(candidate)
         begin(candidate)
         if key not in begun:
             raise _LimitReachedError
@@ -70,6 +72,10 @@ def search_coordinates(
     except _LimitReachedError:
         best, _ = min(known.items(), key=lambda item: item[1])
         return dict(best)
+
+
+def _make_key(point: Point) -> Key:
+    return tuple(sorted(point.items()))
 
 
 def _list_further(point: Point, grids: Grids, names: Sequence[str]) -> Iterator[Point]:

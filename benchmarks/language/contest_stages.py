@@ -3,15 +3,15 @@
 Settings are chosen on the validation set, before any run of the test stage.
 """
 
+import functools
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.common.coordinates import Point
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
@@ -36,7 +36,8 @@ LONGER = (MIDDLE, 400)
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
 SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
-RUNS = 20  # of a search, whatever its number of coordinates
+# Of a search, whatever its number of coordinates: all runs of an arm at a batch size count.
+RUNS = {65_536: 24, MIDDLE: 32, 1_048_576: 30}
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -58,21 +59,19 @@ class LanguageContest:
         """
         if stage != "screen":
             self.run("screen" if stage == "tune" else "tune")
-        middle = MIDDLE, LENGTHS[MIDDLE]
         if stage == "screen":
             for arm in _shuffle((OURS, *MUON, *OTHERS)):
-                self._search(arm, middle, ("lr",), None, fine=False)
+                self._screen(arm)
         elif stage == "tune":
-            tuned = self.list_tuned()
+            # A search goes on where it was interrupted. Processes leave the screening together, so
+            # that they find the same runs here, and make the same choices.
+            middle = MIDDLE, LENGTHS[MIDDLE]
+            tuned, known = self.list_tuned(), set(self.ledger.runs)
             for arm in _shuffle(tuned):
-                self._search(arm, middle, COORDINATES, RUNS)
+                self._continue_search(arm, middle, known)
             others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
             for arm, length in _shuffle(itertools.product(tuned, others)):
-                start = find_point(self.rank_settings(arm, *middle)[0], middle[1], fine=True)
-                if length == LONGER:
-                    self._search(arm, length, ("lr",), RUNS_OF_LONGER, start)
-                else:
-                    self._search(arm, length, COORDINATES, RUNS, start)
+                self._continue_search(arm, length, known)
         else:
             lists = {
                 "test": self._list_tests,
@@ -97,16 +96,19 @@ class LanguageContest:
         """The arms that get a whole search; MissingRunError before the screening."""
         return OURS, self.find_muon(), self.find_other()
 
-    def rank_settings(self, arm: str, batch: int, steps: int) -> list[Setting]:
+    def rank_settings(
+        self, arm: str, batch: int, steps: int, known: Collection[RunKey] | None = None
+    ) -> list[Setting]:
         """The settings of an arm by their validation loss, those that diverged last.
 
-        MissingRunError without any.
+        MissingRunError without any. With `known`, they come from these runs alone.
         """
         found = {
             key.setting: _get_loss(run)
             for key, run in self.ledger.runs.items()
             if key.stage == "tune"
             and (key.setting.arm, key.tokens_per_step, key.steps) == (arm, batch, steps)
+            and (known is None or key in known)
         }
         if not found:
             raise MissingRunError(f"{arm} at {batch} tokens per step")
@@ -188,30 +190,40 @@ class LanguageContest:
         best = self.rank_settings(arm, batch, steps)[0]
         return _get_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
 
-    def _search(
-        self,
-        arm: str,
-        length: tuple[int, int],
-        order: tuple[str, ...],
-        limit: int | None,
-        start: Point | None = None,
-        *,
-        fine: bool = True,
+    def _screen(self, arm: str) -> None:
+        start = choose_start(arm)
+        start = {**start, "power": POWER} if "power" in start else start
+        start = {**start, "slow": SLOW_SHARE} if arm == OURS else start
+        steps = LENGTHS[MIDDLE]
+        make_key = functools.partial(self._make_tuning_key, MIDDLE, steps)
+        search_setting(self._runner, arm, make_key, ("lr",), start=start, steps=steps)
+
+    def _continue_search(
+        self, arm: str, length: tuple[int, int], known: Collection[RunKey]
     ) -> None:
-        if start is None:
-            start = choose_start(arm)
-            start = {**start, "power": POWER} if "power" in start else start
-            start = {**start, "slow": SLOW_SHARE} if arm == OURS else start
+        """From the best setting among the known runs; without any, from the middle batch's best."""
+        try:
+            tried = self.rank_settings(arm, *length, known)
+            start = find_point(tried[0], length[1], fine=True)
+        except MissingRunError:
+            middle = MIDDLE, LENGTHS[MIDDLE]
+            tried, best = [], self.rank_settings(arm, *middle)[0]
+            start = find_point(best, middle[1], fine=True)
+        batch, steps = length
         search_setting(
             self._runner,
             arm,
-            lambda setting: self.make_key("tune", *length, setting, 0),
-            order,
-            limit,
+            functools.partial(self._make_tuning_key, batch, steps),
+            ("lr",) if length == LONGER else COORDINATES,
+            RUNS_OF_LONGER if length == LONGER else RUNS[batch],
             start=start,
-            steps=length[1],
-            fine=fine,
+            steps=steps,
+            fine=True,
+            tried=tried,
         )
+
+    def _make_tuning_key(self, batch: int, steps: int, setting: Setting) -> RunKey:
+        return self.make_key("tune", batch, steps, setting, 0)
 
     def _list_tests(self) -> Iterator[RunKey]:
         for batch, steps in (*LENGTHS.items(), LONGER):

@@ -111,6 +111,7 @@ def search_setting(
     start: Point | None = None,
     steps: int = 1,
     fine: bool = False,
+    tried: Sequence[Setting] = (),
 ) -> Setting:
     """The setting of an arm that no coordinate improves; MissingRunError if the time is up.
 
@@ -123,6 +124,7 @@ def search_setting(
         start: where the search begins; START of the arm by default.
         steps: of a run; the recipe's decay follows from them.
         fine: whether learning rates are a factor of √2 apart instead of 2.
+        tried: settings that earlier searches have tried; they count towards the limit.
     """
 
     def loss(point: Point) -> float:
@@ -133,5 +135,7 @@ def search_setting(
         runner.run(make_key(make_setting(arm, point, steps)))
 
     begin = START[arm] if start is None else start
-    best = search_coordinates(loss, begin, get_grids(arm, fine=fine), order, announce, limit)
+    points = [find_point(setting, steps, fine=fine) for setting in tried]
+    grids = get_grids(arm, fine=fine)
+    best = search_coordinates(loss, begin, grids, order, announce, limit, points)
     return make_setting(arm, best, steps)

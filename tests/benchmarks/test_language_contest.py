@@ -48,12 +48,47 @@ def test_the_best_of_each_kind_goes_on(contest):
     assert best.lr == 0.0075  # the grid's nearest to the bottom of the bowl
 
 
+def count_tuning(contest):
+    """The number of tuning runs by tokens per step, steps and arm."""
+    keys = [key for key in contest.ledger.runs if key.stage == "tune"]
+    return Counter((key.tokens_per_step, key.steps, key.setting.arm) for key in keys)
+
+
 def test_every_finalist_gets_as_many_runs(contest):
-    counts = {}
-    for key in contest.ledger.runs:
-        if key.stage == "tune" and key.tokens_per_step == 65_536:
-            counts[key.setting.arm] = counts.get(key.setting.arm, 0) + 1
-    assert counts == dict.fromkeys((OURS, "muon by norm", "soap"), contest_stages.RUNS)
+    """The runs of the screening are among those at the middle batch."""
+    counts = count_tuning(contest)
+    for batch, steps in LENGTHS.items():
+        for arm in (OURS, "muon by norm", "soap"):
+            assert counts[batch, steps, arm] == contest_stages.RUNS[batch], (batch, arm)
+
+
+def test_interrupted_searches_continue_at_the_best_setting(contest, tmp_path):
+    """However often they stop, an arm gets as many runs and ends no worse than it had been."""
+    runs = 0
+
+    def train(key):
+        nonlocal runs
+        runs += 1
+        if runs % 25 == 0:
+            raise KeyboardInterrupt
+        return invent(key)
+
+    for _ in range(100):
+        try:
+            again = run_stages(tmp_path, train, ("tune",))
+            break
+        except KeyboardInterrupt:
+            continue
+    assert runs > 100  # so it was interrupted several times
+    finalists = {OURS, "muon by norm", "soap"}
+    of_finalists = [
+        {place: n for place, n in count_tuning(each).items() if place[2] in finalists}
+        for each in (again, contest)
+    ]
+    assert of_finalists[0] == of_finalists[1]
+    for arm in finalists:
+        best, usual = (each.rank_settings(arm, MIDDLE, 200)[0] for each in (again, contest))
+        assert best.lr == usual.lr
 
 
 def test_peers_are_tuned_as_finely_as_we_are(contest):
