@@ -8,8 +8,8 @@ twice as many steps at the middle one. Stages, each of which continues where it 
 
     screen   every arm at the middle batch: its learning rate in factors of 2, on the validation set
     tune     ours, Muon and the best other peer: a coordinate search at the middle batch, then from
-             its result at the others, with learning rates a factor of about √2 apart; all three
-             have the same number of runs at a batch; at twice the length the learning rate alone
+             its result at the others, with learning rates a factor of about √2 apart. All three
+             have the same number of runs. At twice the length, the learning rate alone
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set

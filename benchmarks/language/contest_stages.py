@@ -36,7 +36,8 @@ LONGER = (MIDDLE, 400)
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
 SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
-# Of a search, whatever its number of coordinates: all runs of an arm at a batch size count.
+# Of each searched arm at a batch size, whatever its number of coordinates. All its runs there
+# count. Ours had 32 at the middle one once its grids had been widened, so the peers get as many.
 RUNS = {65_536: 24, MIDDLE: 32, 1_048_576: 30}
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
@@ -63,8 +64,8 @@ class LanguageContest:
             for arm in _shuffle((OURS, *MUON, *OTHERS)):
                 self._screen(arm)
         elif stage == "tune":
-            # A search goes on where it was interrupted. Processes leave the screening together, so
-            # that they find the same runs here, and make the same choices.
+            # All processes finish the screening at the same moment. So they know the same runs
+            # here, and make the same choices.
             middle = MIDDLE, LENGTHS[MIDDLE]
             tuned, known = self.list_tuned(), set(self.ledger.runs)
             for arm in _shuffle(tuned):

@@ -2,7 +2,9 @@
 
 import math
 
-from benchmarks.language.contest_stages import LENGTHS, OURS
+from benchmarks.common.ledger import Ledger, Runner
+from benchmarks.language.contest_stages import LENGTHS, OURS, STAGES, LanguageContest
+from benchmarks.language.language_runs import RunKey
 
 BEST = {OURS: 2.00, "muon": 2.06, "muon by norm": 2.05, "soap": 2.10}  # others: 2.5
 GAIN = {65_536: 0.9, 262_144: 0.7}  # of longer runs, so that savings differ; others: 0.5
@@ -20,3 +22,12 @@ def invent(key):
     places = range(0, key.steps, max(1, key.steps // 50))
     losses = [loss + 8 / (1 + 40 * place / key.steps) for place in places]
     return {"loss": loss, "train_loss": loss, "losses": losses}
+
+
+def run_stages(folder, train, stages=STAGES):
+    """The contest after some stages, with the runs in a folder."""
+    ledger = Ledger(folder / "runs.jsonl", RunKey)
+    contest = LanguageContest(ledger, Runner(ledger, train))
+    for stage in stages:
+        contest.run(stage)
+    return contest

@@ -1,0 +1,176 @@
+"""What the language contest concludes from its runs, on invented losses."""
+
+import pytest
+
+from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.language import contest_summary
+from benchmarks.language.contest_stages import (
+    LENGTHS,
+    MIDDLE,
+    MUON,
+    OTHERS,
+    OURS,
+    LanguageContest,
+)
+from benchmarks.language.contest_summary import (
+    Saving,
+    Verdict,
+    compare_finalists,
+    describe_verdict,
+    estimate_saving,
+    format_contest,
+)
+from benchmarks.language.language_runs import RunKey
+from benchmarks.language.search_space import choose_start, get_grids, make_setting
+from neumann.lab.studies.statistics import Difference
+from tests.support.language_scores import invent, run_stages
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
+    found = compare_finalists(contest, MIDDLE, 200)
+    assert found.n == 10
+    assert 0.0 < found.mean < 0.051
+    assert found.p < 1e-4
+    table = format_contest(contest)
+    assert "muon by norm" in table
+    assert "| 1,048,576 × 50 |" in table
+
+
+def test_verdicts_in_words(contest):
+    sentences = [line for line in format_contest(contest).splitlines() if line.startswith("At ")]
+    assert len(sentences) == 5
+    for sentence, (batch, steps) in zip(sentences, LENGTHS.items(), strict=False):
+        assert sentence.startswith(
+            f"At {batch:,} tokens per step and {steps} steps, our worse setting"
+        )
+        assert "is ahead of the better one of muon by norm by 0.0" in sentence
+        assert "(n 10, 95 % interval +0.0" in sentence
+        assert "corrected p" in sentence
+        assert "% are saved (95 % interval" in sentence
+    assert "ours is ahead of muon by norm by 0.0" in sentences[3]  # the longer run
+    assert "descriptive, p" in sentences[3]
+
+
+def test_words_for_other_outcomes():
+    def describe(mean, p, saving=None):
+        lead = Difference(mean, mean - 0.01, mean + 0.01, p, 10)
+        return describe_verdict(Verdict(65_536, 800, "soap", lead, p, True, saving))
+
+    behind = describe(-0.03, 0.01, Saving(-0.04, -0.05, -0.03, 0.2, 10))
+    assert "is behind the better one of soap by 0.0300 nats" in behind
+    assert "needs 4.0 % more steps for the peer's loss (95 % interval 3.0 to 5.0 %" in behind
+    assert "within the noise" not in behind
+    assert "within the noise" in describe(0.003, 0.4)
+    assert "validation loss saves 20 % of the steps or more (n 10)." in describe(
+        0.1, 1e-6, Saving(0.2, 0.2, 0.2, 0.2, 10)
+    )
+    assert "15.0 to 20.0 % or more" in describe(0.1, 1e-6, Saving(0.18, 0.15, 0.2, 0.2, 10))
+
+
+def test_a_saving_counts_the_steps_that_were_run(contest, monkeypatch):
+    """85 % of 50 steps are 42, so the share is 0.84."""
+    shares = []
+
+    def estimate(lengths, target):
+        shares.extend(lengths)
+        return estimate_saving(lengths, target)
+
+    monkeypatch.setattr(contest_summary, "estimate_saving", estimate)
+    found = contest_summary.find_saving(contest, 1_048_576, 50)
+    assert shares == [0.8, 0.84, 0.9, 0.96, 1.0]
+    # 0.5·(1/share − 1) equals the lead of 0.05, up to the noise of the seeds
+    assert found.middle == pytest.approx(1 - 1 / 1.1, abs=0.004)
+    assert found.n == 5
+
+
+def test_a_coordinate_bracketed_before_another_moved_is_in_parentheses(tmp_path):
+    """The learning rate has worse ones beside it at the start, but not where another one moved."""
+    steps, start, rates = LENGTHS[MIDDLE], choose_start(OURS), get_grids(OURS)["lr"]
+    index = rates.index(start["lr"])
+    points = {2.0: {**start, "slow": 0.3}, 2.1: {**start, "slow": 0.6}}
+    points |= {2.2: {**points[2.1], "lr": rates[index - 1]}}
+    points |= {2.3: {**points[2.1], "lr": rates[index + 1]}}
+    losses = {make_setting(OURS, point, steps): loss for loss, point in points.items()}
+
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, lambda key: invent(key) | {"loss": losses.get(key.setting, 3.0)})
+    few = LanguageContest(ledger, runner)
+    for arm in (*MUON, *OTHERS):  # a screening
+        runner.run(few.make_key("tune", MIDDLE, steps, make_setting(arm, choose_start(arm)), 0))
+    for setting in losses:
+        runner.run(few.make_key("tune", MIDDLE, steps, setting, 0))
+    here = few.find_unbracketed(OURS, MIDDLE, steps)
+    anywhere = few.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
+    assert set(here) - set(anywhere) == {"lr"}
+    assert " (lr), forgetting, output, " in format_contest(few)
+    assert contest_summary.EARLIER in format_contest(few)
+
+
+def test_the_table_of_an_unfinished_screening(tmp_path):
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, invent)
+    contest = LanguageContest(ledger, runner)
+    setting = make_setting("adamw", choose_start("adamw"), LENGTHS[MIDDLE])
+    runner.run(contest.make_key("tune", MIDDLE, LENGTHS[MIDDLE], setting, 0))
+    assert format_contest(contest).splitlines()[-1].endswith("| 1 | lr |")
+
+
+def test_all_tested_settings_are_shown(contest):
+    table = format_contest(contest)
+    assert "| 262,144 × 200 | adamw | 1 |" in table
+    assert "| 262,144 × 200 | recipe | 2 |" in table
+
+
+def test_steps_saved():
+    """Losses that fall on a straight line: equal to the peer's at 90 % of the length."""
+    lengths = {
+        share: {seed: 3 - share + 1e-4 * seed for seed in range(5)}
+        for share in (0.8, 0.85, 0.9, 0.95, 1.0)
+    }
+    middle, low, high = estimate_saving(lengths, dict(lengths[0.9]))
+    assert middle == pytest.approx(0.1)
+    assert low <= middle <= high
+    assert high - low < 1e-3
+    ahead = {seed: loss - 0.05 for seed, loss in lengths[1.0].items()}
+    assert estimate_saving(lengths, ahead)[0] == pytest.approx(-0.05)  # on the same line
+
+
+def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
+    def train(key):
+        lost = key.stage == "test" and key.setting.arm == OURS and key.seed <= 3
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    (verdict, *_) = contest_summary.find_verdicts(contest)
+    assert (verdict.lead.n, verdict.lead.diverged_b) == (7, 3)
+    assert verdict.p == 1.0
+    assert "But 3 of our runs diverged, so this is no lead." in describe_verdict(verdict)
+    assert verdict.saving.n == 2
+
+
+def test_our_setting_that_always_diverges_is_the_worse_one(tmp_path):
+    worse = run_stages(tmp_path, invent, ("screen", "tune")).rank_settings(OURS, MIDDLE, 200)[1]
+
+    def train(key):
+        lost = key.stage == "test" and key.setting == worse and key.tokens_per_step == MIDDLE
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    assert compare_finalists(contest, MIDDLE, 200).mean is None
+
+
+def test_no_verdict_before_both_settings_are_tested(contest, tmp_path):
+    second = contest.rank_settings(OURS, MIDDLE, 200)[1]
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    for key, run in contest.ledger.runs.items():
+        if not (key.stage == "test" and key.setting == second and key.tokens_per_step == MIDDLE):
+            ledger.runs[key] = run
+    part = LanguageContest(ledger, Runner(ledger, invent, seconds=0))
+    with pytest.raises(MissingRunError):
+        compare_finalists(part, MIDDLE, 200)
+    # Two of three primary comparisons are left, and the third still counts in the correction.
+    verdicts = contest_summary.find_verdicts(part)
+    smallest = min((v for v in verdicts if v.primary), key=lambda v: v.lead.p)
+    assert smallest.p == pytest.approx(3 * smallest.lead.p)
