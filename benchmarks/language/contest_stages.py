@@ -36,9 +36,9 @@ LONGER = (MIDDLE, 400)
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
 SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
-# Of each searched arm at a batch size, whatever its number of coordinates. All its runs there
-# count. Ours had 32 at the middle one once its grids had been widened, so the peers get as many.
-RUNS = {65_536: 24, MIDDLE: 32, 1_048_576: 30}
+# Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
+# count. Enough to bracket every coordinate once.
+RUNS = {65_536: 28, MIDDLE: 34, 1_048_576: 38}
 RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
 SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -116,7 +116,13 @@ class LanguageContest:
         return sorted(found, key=lambda setting: found[setting])
 
     def find_unbracketed(
-        self, arm: str, batch: int, steps: int, *, anywhere: bool = False
+        self,
+        arm: str,
+        batch: int,
+        steps: int,
+        known: Collection[RunKey] | None = None,
+        *,
+        anywhere: bool = False,
     ) -> list[str]:
         """The tuned coordinates whose next values beside the best setting were not all tried.
 
@@ -126,6 +132,7 @@ class LanguageContest:
             arm: whose search to look at.
             batch: tokens per step.
             steps: of a run.
+            known: the runs to look at; all by default.
             anywhere: whether it is enough that the best value beat the next ones at any setting,
                 as it did if another coordinate moved afterwards.
         """
@@ -133,7 +140,7 @@ class LanguageContest:
             searched = arm in self.list_tuned()
         except MissingRunError:
             searched = False  # the screening is not complete
-        ranked = self.rank_settings(arm, batch, steps)
+        ranked = self.rank_settings(arm, batch, steps, known)
         points = [find_point(setting, steps, fine=searched) for setting in ranked]  # best first
         grids = get_grids(arm, fine=searched)
         order = COORDINATES if searched and (batch, steps) != LONGER else ("lr",)
@@ -202,20 +209,25 @@ class LanguageContest:
     def _continue_search(
         self, arm: str, length: tuple[int, int], known: Collection[RunKey]
     ) -> None:
-        """From the best setting among the known runs; without any, from the middle batch's best."""
+        """From the best setting among the known runs; without any, from the middle batch's best.
+
+        Coordinates that were never bracketed come first: a search that is interrupted often would
+        not get to the last ones.
+        """
         try:
             tried = self.rank_settings(arm, *length, known)
             start = find_point(tried[0], length[1], fine=True)
+            neglected = self.find_unbracketed(arm, *length, known, anywhere=True)
         except MissingRunError:
             middle = MIDDLE, LENGTHS[MIDDLE]
-            tried, best = [], self.rank_settings(arm, *middle)[0]
+            tried, neglected, best = [], [], self.rank_settings(arm, *middle)[0]
             start = find_point(best, middle[1], fine=True)
         batch, steps = length
         search_setting(
             self._runner,
             arm,
             functools.partial(self._make_tuning_key, batch, steps),
-            ("lr",) if length == LONGER else COORDINATES,
+            ("lr",) if length == LONGER else sorted(COORDINATES, key=lambda x: x not in neglected),
             RUNS_OF_LONGER if length == LONGER else RUNS[batch],
             start=start,
             steps=steps,

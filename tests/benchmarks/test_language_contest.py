@@ -56,6 +56,30 @@ def test_a_search_goes_on_from_the_best_setting_that_is_known(tmp_path):
     assert {*settings, make_setting(OURS, {**far[0], "lr": 0.015}, steps)} <= set(ranked)
 
 
+def test_a_search_goes_on_with_the_coordinates_it_did_not_get_to(tmp_path, monkeypatch):
+    """Not with the learning rate, which was bracketed before another coordinate moved."""
+    batch, steps = 65_536, LENGTHS[65_536]
+    start = choose_start(OURS)
+    rates = [{**start, "lr": lr} for lr in (0.02, 0.03, 0.04)]
+    moved = {**start, "output": 90.0}
+    known = [make_setting(OURS, point, steps) for point in (*rates, moved)]
+
+    def train(key):
+        place = known.index(key.setting) if key.setting in known else None
+        return invent(key) | ({} if place is None else {"loss": (1.4, 1.2, 1.4, 1.0)[place]})
+
+    monkeypatch.setitem(contest_stages.RUNS, batch, len(known) + 2)
+    ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
+    runner = Runner(ledger, train)
+    contest = LanguageContest(ledger, runner)
+    for setting in known:
+        runner.run(contest.make_key("tune", batch, steps, setting, 0))
+    contest.run("tune")
+    new = set(contest.rank_settings(OURS, batch, steps)) - set(known)
+    beside = [{**moved, "forgetting": value} for value in (1.25, 3.5)]
+    assert new == {make_setting(OURS, point, steps) for point in beside}
+
+
 def test_peers_are_tuned_as_finely_as_we_are(contest):
     """Muon may have slow momentum too, and learning rates between those of the screening."""
     tuned = {k.setting for k in contest.ledger.runs if k.stage == "tune"}
