@@ -8,5 +8,6 @@ coordinates  tuning of one number after another
 recipe_space  what a search around the recipe varies
 timing     clocks for work that runs on a GPU
 markdown   tables
+pages      generated parts of the docs
 peers_table  whether we are not worse than others
 """

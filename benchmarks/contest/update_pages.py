@@ -8,10 +8,10 @@ page does not change.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common.pages import fill_parts
 from benchmarks.contest.markdown_tables import format_overview, format_summary
 from benchmarks.contest.summary import BatchSummary
 
@@ -24,7 +24,7 @@ FORMS = {
     "Neumann diagonal": "AdamW",
     "Neumann (paper)": "SGD-Nesterov",
 }
-PLACE = re.compile(r"(<!-- contest (.+?) -->\n).*?(<!-- end of contest -->)", re.DOTALL)
+KIND = "contest"  # of parts of a page
 
 
 def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
@@ -39,12 +39,7 @@ def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
         for summary in summaries:
             prefix = "" if model == "resnet9" else f"{model} "
             tables[f"{prefix}{summary['batch']}"] = format_summary(summary["rows"])
-
-    def fill(place: re.Match[str]) -> str:
-        before, name, after = place.groups()
-        return f"{before}{tables[name]}\n{after}"
-
-    return PLACE.sub(fill, page)
+    return fill_parts(page, KIND, tables)
 
 
 def main() -> None:

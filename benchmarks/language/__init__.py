@@ -1,13 +1,14 @@
 """Language models: optimizers on GPTs of several widths, at a fixed number of steps.
 
-Scripts: `contest` (ours, Muon and others at three batch sizes), `draw_contest` (its plots), `leads`
-(what may put the recipe further ahead?), `tune_roles` (which P, rates and momenta suit each role?),
+Scripts: `contest` (ours, Muon and others at three batch sizes), `draw_contest` (its plots),
+`update_page` (its page of the docs), `throughput` (tokens per second of every arm), `leads` (what
+may put the recipe further ahead?), `tune_roles` (which P, rates and momenta suit each role?),
 `tune_recipe` (the recipe's own numbers), `lr_by_width` (does the best learning rate carry over from
 narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers after tuning?),
-`throughput` (tokens per second of every arm), `state_precision` (does state in bfloat16 cost
-anything?).
+`state_precision` (does state in bfloat16 cost anything?).
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
 `lead_preconditioners` (their P), `output_preconditioners` (those of the output layer),
 `step_wrappers` (what they do around a step), `search_space` (what is tuned), `language_runs` (one
-run), `contest_stages` (all runs of the contest), `contest_summary` (its tables and verdicts).
+run), `contest_stages` (all runs of the contest), `contest_verdicts` (who is ahead),
+`contest_tables` (the same in tables and sentences).
 """

@@ -21,8 +21,8 @@ Muon stands for the best of its three scalings. Runs are lines of results/langua
 
 from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language import contest_summary
 from benchmarks.language.contest_stages import DATA, RESULTS, STAGES, LanguageContest
+from benchmarks.language.contest_tables import format_contest
 from benchmarks.language.language_runs import create_language_parser, open_language_runner
 
 
@@ -39,7 +39,7 @@ def main() -> None:
             except MissingRunError:
                 print(f"{stage} is not finished: run it again to continue")
                 break
-    print(contest_summary.format_contest(contest))
+    print(format_contest(contest))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,12 @@ class LanguageContest:
     def __init__(self, ledger: Ledger[RunKey], runner: Runner[RunKey]) -> None:
         self.ledger, self._runner = ledger, runner
 
+    @classmethod
+    def read(cls, path: Path) -> "LanguageContest":
+        """The contest as far as the runs in a file go; it trains nothing."""
+        ledger = Ledger(path, RunKey)
+        return cls(ledger, Runner(ledger, _refuse))
+
     def make_key(self, stage: str, batch: int, steps: int, setting: Setting, seed: int) -> RunKey:
         return RunKey(stage, "gpt:small", 256, batch, steps, setting, seed)
 
@@ -269,6 +275,10 @@ def _shuffle(searches: Iterable[T]) -> list[T]:
     found = list(searches)
     random.Random().shuffle(found)
     return found
+
+
+def _refuse(key: RunKey) -> Run:
+    raise MissingRunError(key)
 
 
 def _get_loss(run: Run) -> float:

@@ -16,24 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
+from benchmarks.common.ledger import MissingRunError
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, RESULTS, LanguageContest
-from benchmarks.language.contest_summary import Verdict, find_verdicts
-from benchmarks.language.language_runs import RunKey
+from benchmarks.language.contest_tables import NAMES
+from benchmarks.language.contest_verdicts import Verdict, find_verdicts
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 
 SHOWN_FROM = 0.1  # of the run: before that the loss falls too far for one scale
 LABEL_GAP = 0.05  # of the height, between labels
-NAMES = {
-    OURS: "Neumann, spectral",
-    "muon": "Muon",
-    "muon original": "Muon",
-    "muon by norm": "Muon",
-    "normuon": "NorMuon",
-    "soap": "SOAP",
-    "adamw": "AdamW",
-    "schedule-free": "schedule-free AdamW",
-}
 
 Curve = tuple[
     str, "np.ndarray[tuple[int], np.dtype[np.float64]]", float
@@ -87,7 +77,7 @@ def draw_losses(curves: Sequence[Curve]) -> Figure:
         shown = places >= SHOWN_FROM * steps
         color = ARMS[index][0]
         axes.plot(places[shown], losses[shown], color=color, linewidth=2.4 if arm == OURS else 1.4)
-        ends.append((float(losses[-1]), f"{NAMES.get(arm, arm)}: {final:.3f}", color))
+        ends.append((float(losses[-1]), f"{NAMES[arm]}: {final:.3f}", color))
     last = stride * (len(curves[0][1]) - 1) + 1
     bottom, top = axes.get_ylim()
     heights = spread_labels([height for height, _, _ in ends], LABEL_GAP * (top - bottom))
@@ -126,7 +116,7 @@ def draw_savings(verdicts: Sequence[Verdict]) -> Figure:
         text = f"{percent / 100 * verdict.steps:.0f} of {verdict.steps} steps"
         text += " or fewer" if savings[index].high >= savings[index].longest else ""
         _write(axes, text, (verdict.batch, percent - low[index]), (0, -7), color, side, "top")
-        _write(axes, NAMES.get(verdict.peer, verdict.peer), (verdict.batch, 100), (0, 5), MUTED)
+        _write(axes, NAMES[verdict.peer], (verdict.batch, 100), (0, 5), MUTED)
     _write(axes, NAMES[OURS], (batches[-1], needed[-1]), (9, 0), color, ha="left", va="center")
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
@@ -190,10 +180,6 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
-def _refuse(key: RunKey) -> Run:
-    raise MissingRunError(key)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -201,8 +187,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the ledger of all runs")
     arguments = parser.parse_args()
-    ledger = Ledger(arguments.results, RunKey)
-    written = draw_all(LanguageContest(ledger, Runner(ledger, _refuse)), arguments.folder)
+    written = draw_all(LanguageContest.read(arguments.results), arguments.folder)
     print("\n".join(map(str, written)) or f"{arguments.results} has no tested runs to draw")
 
 

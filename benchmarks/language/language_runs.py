@@ -1,6 +1,6 @@
-"""One run of a language benchmark: a GPT, a number of steps, a linear decay to zero.
+"""One run of a language benchmark: a GPT, a number of steps, a learning rate that ends at zero.
 
-The learning rate ramps over the first 3 % of the steps. The order of the data depends on the seed
+It ramps up over the first 3 % of the steps. The order of the data depends on the seed
 alone, so all optimizers see the same batches. Losses are in nats per token.
 """
 

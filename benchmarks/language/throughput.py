@@ -20,6 +20,7 @@ from benchmarks.common.markdown import format_table
 from benchmarks.common.script import write_measurements
 from benchmarks.common.timing import read_clock, take_turns
 from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS, SLOW_SHARE
+from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.language_runs import (
     LanguageTrainer,
     RunKey,
@@ -82,7 +83,7 @@ def find_ratios(speeds: dict[str, list[float]]) -> dict[str, float]:
 
 def format_speeds(speeds: dict[str, list[float]]) -> str:
     ratios = find_ratios(speeds)
-    rows = [(arm, f"{median(speeds[arm]):,.0f}", f"{ratios[arm]:.3f}") for arm in speeds]
+    rows = [(NAMES[arm], f"{median(speeds[arm]):,.0f}", f"{ratios[arm]:.3f}") for arm in speeds]
     return format_table(("arm", "tokens per second", "of AdamW's"), "lrr", rows)
 
 

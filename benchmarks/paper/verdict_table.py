@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.common.markdown import format_table
+from benchmarks.common.pages import fill_parts
 from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source, read_study
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.curve_figures import DRAWINGS
@@ -14,7 +15,7 @@ from benchmarks.paper.run_lines import Results, name_point
 from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
 from neumann.lab.studies.study_files import SEARCH
 
-PLACE = re.compile(r"(<!-- paper (.+?) -->\n).*?(<!-- end of paper -->)", re.DOTALL)
+KIND = "paper"  # of parts of the page
 STUDY = re.compile(r"`(?:studies/paper/)?([\w-]+)\.toml`")
 COUNTED = {
     Verdict.SUPPORTED: "supported",
@@ -164,12 +165,7 @@ def fill_page(page: str, rows: Sequence[Row], results: Results) -> str:
         "table": format_rows(rows, links=True),
         "claims": "\n\n".join(format_section(row) for row in rows),
     }
-
-    def fill(place: re.Match[str]) -> str:
-        before, name, after = place.groups()
-        return f"{before}{parts[name]}\n{after}"
-
-    return PLACE.sub(fill, page)
+    return fill_parts(page, KIND, parts)
 
 
 def show_figures(results: Results) -> str:

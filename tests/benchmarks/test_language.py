@@ -132,7 +132,7 @@ def test_arms_take_turns_for_their_speed(trainer):
 def test_speeds_are_compared_within_a_round():
     speeds = {"adamw": [100.0, 50.0, 200.0], "muon": [90.0, 45.0, 200.0]}
     assert throughput.find_ratios(speeds) == {"adamw": 1.0, "muon": 0.9}
-    assert "| muon | 90 | 0.900 |" in throughput.format_speeds(speeds)
+    assert "| Muon (RMS of AdamW) | 90 | 0.900 |" in throughput.format_speeds(speeds)
 
 
 def test_roles_have_their_own_rates():

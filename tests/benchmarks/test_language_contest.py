@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import contest_stages, recipe_untuned
 from benchmarks.language.contest_stages import COORDINATES, LENGTHS, MIDDLE, OURS, LanguageContest
-from benchmarks.language.contest_summary import format_contest
+from benchmarks.language.contest_tables import format_contest
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
 from tests.support.language_scores import invent, run_stages
@@ -134,7 +134,7 @@ def test_the_larger_network_takes_the_settings_along(contest):
     assert ours.setting == contest.rank_settings(OURS, MIDDLE, 200)[0]
     assert (peer.setting.arm, peer.steps, peer.seed) == ("muon by norm", 200, 1)
     (sentence,) = (line for line in format_contest(contest).splitlines() if "GPT-2 124M" in line)
-    assert "ours is ahead of muon by norm by 0.0" in sentence
+    assert "ours is ahead of Muon (by norm) by 0.0" in sentence
     assert "n 1" in sentence
 
 
@@ -217,5 +217,5 @@ def test_an_arm_that_always_diverges_does_not_hold_up_the_contest(tmp_path):
     contest = run_stages(tmp_path, train)
     assert contest.find_muon() == "muon by norm"
     assert not [k for k in contest.ledger.runs if k.stage == "test" and k.setting.arm == "paper"]
-    (row,) = (line for line in format_contest(contest).splitlines() if "| paper" in line)
+    (row,) = (line for line in format_contest(contest).splitlines() if "| Neumann (paper)" in line)
     assert "diverged" in row

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
-from benchmarks.language.contest_summary import find_verdicts
+from benchmarks.language.contest_verdicts import find_verdicts
 from benchmarks.language.draw_contest import (
     collect_curves,
     draw_all,
@@ -31,7 +31,7 @@ def test_both_plots_are_written(contest, tmp_path):
 def test_lines_are_named_where_they_end(contest):
     figure = draw_losses(collect_curves(contest))
     names = [text.split(":")[0] for text in list_texts(figure)]
-    assert names == ["Neumann, spectral", "Muon", "AdamW"]
+    assert names == ["Neumann spectral", "Muon (by norm)", "AdamW"]
     assert figure.axes[0].get_legend() is None
     line = figure.axes[0].lines[0]
     assert line.get_xdata()[-1] == LENGTHS[MIDDLE] - 3  # every fourth step, counted from 1
@@ -41,8 +41,8 @@ def test_lines_are_named_where_they_end(contest):
 def test_steps_to_equal_loss_have_their_numbers_beside_them(contest):
     verdicts = [verdict for verdict in find_verdicts(contest) if verdict.primary]
     texts = list_texts(draw_savings(verdicts))
-    assert "Neumann, spectral" in texts
-    assert texts.count("Muon") == 3
+    assert "Neumann spectral" in texts
+    assert texts.count("Muon (by norm)") == 3
     for batch, steps in LENGTHS.items():
         (verdict,) = (v for v in verdicts if v.batch == batch)
         assert 0 < verdict.saving.low <= verdict.saving.middle <= verdict.saving.high < 0.2

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.language import contest_summary
+from benchmarks.language import contest_verdicts
 from benchmarks.language.contest_stages import (
     LENGTHS,
     MIDDLE,
@@ -12,13 +12,12 @@ from benchmarks.language.contest_stages import (
     OURS,
     LanguageContest,
 )
-from benchmarks.language.contest_summary import (
+from benchmarks.language.contest_tables import EARLIER, describe_verdict, format_contest
+from benchmarks.language.contest_verdicts import (
     Saving,
     Verdict,
     compare_finalists,
-    describe_verdict,
     estimate_saving,
-    format_contest,
 )
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import choose_start, get_grids, make_setting
@@ -34,7 +33,7 @@ def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
     assert 0.0 < found.mean < 0.051
     assert found.p < 1e-4
     table = format_contest(contest)
-    assert "muon by norm" in table
+    assert "Muon (by norm)" in table
     assert "| 1,048,576 × 50 |" in table
 
 
@@ -45,11 +44,11 @@ def test_verdicts_in_words(contest):
         assert sentence.startswith(
             f"At {batch:,} tokens per step and {steps} steps, our worse setting"
         )
-        assert "is ahead of the better one of muon by norm by 0.0" in sentence
+        assert "is ahead of the better one of Muon (by norm) by 0.0" in sentence
         assert "(n 10, 95 % interval +0.0" in sentence
         assert "corrected p" in sentence
         assert "% are saved (95 % interval" in sentence
-    assert "ours is ahead of muon by norm by 0.0" in sentences[3]  # the longer run
+    assert "ours is ahead of Muon (by norm) by 0.0" in sentences[3]  # the longer run
     assert "descriptive, p" in sentences[3]
 
 
@@ -59,7 +58,7 @@ def test_words_for_other_outcomes():
         return describe_verdict(Verdict(65_536, 800, "soap", lead, p, True, saving))
 
     behind = describe(-0.03, 0.01, Saving(-0.04, -0.05, -0.03, 0.2, 10))
-    assert "is behind the better one of soap by 0.0300 nats" in behind
+    assert "is behind the better one of SOAP by 0.0300 nats" in behind
     assert "needs 4.0 % more steps for the peer's loss (95 % interval 3.0 to 5.0 %" in behind
     assert "within the noise" not in behind
     assert "within the noise" in describe(0.003, 0.4)
@@ -77,8 +76,8 @@ def test_a_saving_counts_the_steps_that_were_run(contest, monkeypatch):
         shares.extend(lengths)
         return estimate_saving(lengths, target)
 
-    monkeypatch.setattr(contest_summary, "estimate_saving", estimate)
-    found = contest_summary.find_saving(contest, 1_048_576, 50)
+    monkeypatch.setattr(contest_verdicts, "estimate_saving", estimate)
+    found = contest_verdicts.find_saving(contest, 1_048_576, 50)
     assert shares == [0.8, 0.84, 0.9, 0.96, 1.0]
     # 0.5·(1/share − 1) equals the lead of 0.05, up to the noise of the seeds
     assert found.middle == pytest.approx(1 - 1 / 1.1, abs=0.004)
@@ -105,7 +104,7 @@ def test_a_coordinate_bracketed_before_another_moved_is_in_parentheses(tmp_path)
     anywhere = few.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
     assert set(here) - set(anywhere) == {"lr"}
     assert " (lr), forgetting, output, " in format_contest(few)
-    assert contest_summary.EARLIER in format_contest(few)
+    assert EARLIER in format_contest(few)
 
 
 def test_the_table_of_an_unfinished_screening(tmp_path):
@@ -119,8 +118,8 @@ def test_the_table_of_an_unfinished_screening(tmp_path):
 
 def test_all_tested_settings_are_shown(contest):
     table = format_contest(contest)
-    assert "| 262,144 × 200 | adamw | 1 |" in table
-    assert "| 262,144 × 200 | recipe | 2 |" in table
+    assert "| 262,144 × 200 | AdamW | 1 |" in table
+    assert "| 262,144 × 200 | **Neumann spectral** | 2 |" in table
 
 
 def test_steps_saved():
@@ -143,7 +142,7 @@ def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
         return {**invent(key), "loss": None} if lost else invent(key)
 
     contest = run_stages(tmp_path, train)
-    (verdict, *_) = contest_summary.find_verdicts(contest)
+    (verdict, *_) = contest_verdicts.find_verdicts(contest)
     assert (verdict.lead.n, verdict.lead.diverged_b) == (7, 3)
     assert verdict.p == 1.0
     assert "But 3 of our runs diverged, so this is no lead." in describe_verdict(verdict)
@@ -171,6 +170,6 @@ def test_no_verdict_before_both_settings_are_tested(contest, tmp_path):
     with pytest.raises(MissingRunError):
         compare_finalists(part, MIDDLE, 200)
     # Two of three primary comparisons are left, and the third still counts in the correction.
-    verdicts = contest_summary.find_verdicts(part)
+    verdicts = contest_verdicts.find_verdicts(part)
     smallest = min((v for v in verdicts if v.primary), key=lambda v: v.lead.p)
     assert smallest.p == pytest.approx(3 * smallest.lead.p)

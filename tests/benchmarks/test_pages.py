@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from benchmarks.common.pages import list_parts
 from benchmarks.contest.draw_figure import draw_contest
 from benchmarks.contest.markdown_tables import format_overview, format_summary
-from benchmarks.contest.update_pages import PAGES, PLACE, SUMMARY, fill_page
+from benchmarks.contest.update_pages import KIND, PAGES, SUMMARY, fill_page
 
 
 def row(entrant, mean, *, ours=False, **changes):
@@ -81,7 +82,7 @@ def test_tables_go_between_their_marks():
 def test_pages_are_up_to_date(path):
     """If this fails, run python -m benchmarks.contest.update_pages."""
     page = path.read_text()
-    assert PLACE.search(page)
+    assert list_parts(page, KIND)
     assert fill_page(page, json.loads(SUMMARY.read_text())) == page
 
 

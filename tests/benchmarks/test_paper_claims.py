@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.ledger import Ledger
+from benchmarks.common.pages import list_parts
 from benchmarks.paper import claim_tests
 from benchmarks.paper.claim_tests import (
     Contrast,
@@ -39,7 +40,7 @@ from benchmarks.paper.settled import (
     race_conjugate_gradients,
 )
 from benchmarks.paper.verdict_table import (
-    PLACE,
+    KIND,
     count_verdicts,
     fill_page,
     find_edge,
@@ -521,7 +522,14 @@ def test_without_results_all_rows_are_there(tmp_path):
 def test_the_page_is_up_to_date():
     """If this fails, run python -m benchmarks.paper.judge_claims --update."""
     page = PAGE.read_text()
-    places = {name for _, name, _ in PLACE.findall(page)}
-    assert places == {"count", "table", "main", "scaling", "epochs", "figures", "claims"}
+    assert set(list_parts(page, KIND)) == {
+        "count",
+        "table",
+        "main",
+        "scaling",
+        "epochs",
+        "figures",
+        "claims",
+    }
     results = Results(ROOT / "results/paper")
     assert fill_page(page, judge_claims(results), results) == page

@@ -1,0 +1,161 @@
+"""Who is ahead in the language contest, how sure that is, and how many steps it saves."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.common.ledger import MissingRunError
+from benchmarks.language.contest_stages import LENGTHS, LONGER, OURS, SHARES, LanguageContest
+from neumann.lab.studies.statistics import (
+    Difference,
+    correct_by_holm,
+    paired_difference,
+    select_common_seeds,
+)
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The share of the steps that is saved at equal loss, with a bootstrap interval of 95 %."""
+
+    middle: float
+    low: float
+    high: float
+    longest: float  # the largest saving that the shortest runs could show
+    n: int  # seeds
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Ours against the best peer at one batch size and length, on the test set."""
+
+    batch: int
+    steps: int
+    peer: str
+    lead: Difference  # their better setting minus our worse one: positive if we lead
+    p: float | None  # corrected by Holm if it is a primary comparison; 1 if a run of ours diverged
+    primary: bool
+    saving: Saving | None
+
+
+def find_verdicts(contest: LanguageContest) -> list[Verdict]:
+    """One for each batch size and length that has been tested."""
+    compared = {}
+    for length in (*LENGTHS.items(), LONGER):
+        try:
+            compared[length] = compare_finalists(contest, *length)
+        except MissingRunError:
+            continue
+    primary = [length for length in compared if length in LENGTHS.items()]
+    tested = [length for length in primary if _find_p(compared[length]) is not None]
+    # Comparisons that are still to come count too: their number was fixed before the first.
+    missing = [1.0] * (len(LENGTHS) - len(tested))
+    p_found = (_find_p(compared[length]) or 0.0 for length in tested)
+    corrected = correct_by_holm([*p_found, *missing])
+    p_values = dict(zip(tested, corrected, strict=False))
+    return [
+        Verdict(
+            *length,
+            contest.find_peer(*length),
+            lead,
+            p_values.get(length) if length in primary else _find_p(lead),
+            length in primary,
+            find_saving(contest, *length),
+        )
+        for length, lead in compared.items()
+    ]
+
+
+def _find_p(lead: Difference) -> float | None:
+    """A difference over seeds of which ours lost some is no lead, however large it is."""
+    return 1.0 if lead.diverged_b else lead.p
+
+
+def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Difference:
+    """The peer's better setting minus our worse one: positive if we lead whatever was chosen.
+
+    MissingRunError unless all settings of both that take part have been tested.
+    """
+    peer = contest.find_peer(batch, steps)
+    ours, theirs = (
+        [
+            contest.find_losses("test", batch, steps, setting)
+            for setting in contest.list_finalists(arm, batch, steps)
+        ]
+        for arm in (OURS, peer)
+    )
+    if not all((*ours, *theirs)):
+        raise MissingRunError(f"no test at {batch} tokens per step")
+
+    def mean(losses: Mapping[int, float]) -> float:
+        return sum(losses.values()) / len(losses)
+
+    return paired_difference(*select_common_seeds(min(theirs, key=mean), max(ours, key=mean)))
+
+
+def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | None:
+    """What our best setting saves; None without the runs.
+
+    Ours is the best on the validation set, whose shorter runs there are. The peer's is the one that
+    did better in the test.
+    """
+    tested = [
+        losses
+        for theirs in contest.list_finalists(contest.find_peer(batch, steps), batch, steps)
+        if (losses := _drop_diverged(contest.find_losses("test", batch, steps, theirs)))
+    ]
+    if not tested:
+        return None
+    target = min(tested, key=lambda losses: fmean(losses.values()))
+    setting = contest.rank_settings(OURS, batch, steps)[0]
+    shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
+    lengths = {
+        length / steps: contest.find_losses("saving", batch, length, setting) for length in shorter
+    }
+    lengths[1.0] = contest.find_losses("test", batch, steps, setting)
+    lengths = {share: _drop_diverged(losses) for share, losses in lengths.items()}
+    common = set.intersection(*(set(losses) for losses in (target, *lengths.values())))
+    if not common:
+        return None
+    return Saving(*estimate_saving(lengths, target), longest=1 - min(lengths), n=len(common))
+
+
+def _drop_diverged(losses: Mapping[int, float]) -> dict[int, float]:
+    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
+
+
+def estimate_saving(
+    lengths: dict[float, dict[int, float]], target: dict[int, float], seed: int = 0
+) -> tuple[float, float, float]:
+    """The share of the steps that is saved at equal loss, with a bootstrap interval of 95 %.
+
+    It is never above what the shortest length saves. If the peer ends lower than we do, it is
+    negative: the steps that we need more, on a straight line through our losses.
+
+    Args:
+        lengths: our losses by seed, for each share of the full length, 1 included.
+        target: the peer's losses at full length by seed.
+        seed: of the resampling.
+    """
+    seeds = sorted(set.intersection(*(set(losses) for losses in (target, *lengths.values()))))
+    shares = np.array(sorted(lengths))
+    ours = np.array([[lengths[share][s] for s in seeds] for share in shares])
+    theirs = np.array([target[s] for s in seeds])
+
+    def saving(chosen: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
+        means, wanted = ours[:, chosen].mean(1), theirs[chosen].mean()
+        slope = np.polyfit(shares, means, 1)[0]
+        if wanted < means[-1] and slope < 0:
+            return float((means[-1] - wanted) / slope)
+        # np.interp needs a rising axis, and the loss falls with the length.
+        return float(1 - np.interp(-wanted, -means, shares))
+
+    draw = np.random.default_rng(seed)
+    drawn = [saving(draw.integers(len(seeds), size=len(seeds))) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return saving(np.arange(len(seeds))), float(low), float(high)
