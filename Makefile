@@ -18,15 +18,17 @@ define announce_install
 fi
 endef
 
-.PHONY: help demo check test lint typecheck quick pytest soak coverage wheel test-oldest docs site format clean
+.PHONY: help demo check test lint typecheck quick pytest soak coverage dist wheel package test-oldest docs site \
+        format clean
 
 help:
 	@echo "make demo         five optimizers on digits in 40 large steps: a table and a report (1 minute)"
 	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
-	@echo "make test         ruff, mypy --strict and all tests (about 10 minutes on 2 cores)"
+	@echo "make test         ruff, mypy --strict and all tests (10 to 15 minutes on 2 cores)"
 	@echo "make soak         try to break it, for SECONDS=3600: kills, damaged files, interrupts, random runs"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
-	@echo "make wheel        build the wheel and import it in an empty environment"
+	@echo "make wheel        build wheel and sdist, and train with each in an empty environment"
+	@echo "make package      the same with every extra, and twine check (10 minutes)"
 	@echo "make test-oldest  the tests of neumann.optim on the oldest supported torch"
 	@echo "make docs         run the code blocks of README and docs, check links and file paths, build the site"
 	@echo "make site         build the site: open site/index.html"
@@ -81,18 +83,26 @@ soak: .venv/.dev
 coverage: .venv/.dev
 	$(PYTEST) tests/optim --cov=src/neumann/optim --cov-report=term-missing:skip-covered --cov-fail-under=95
 
-# The environment holds what the wheel's own metadata asks for and nothing else.
-.venv-wheel/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear .venv-wheel
-	.venv-wheel/bin/python $(PIP_INSTALL) --constraint constraints.txt torch
+.venv-torch/.installed: constraints.txt
+	$(PYTHON) -m venv --clear .venv-torch
+	.venv-torch/bin/python $(PIP_INSTALL) --constraint constraints.txt torch
 	@touch $@
 
-wheel: .venv/.dev .venv-wheel/.installed
+.venv-twine/.installed: constraints.txt
+	$(PYTHON) -m venv --clear .venv-twine
+	.venv-twine/bin/python $(PIP_INSTALL) --constraint constraints.txt twine
+	@touch $@
+
+dist: .venv/.dev
 	rm -rf dist
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
-	.venv-wheel/bin/python -m pip uninstall --quiet --yes neumann-optimizer
-	.venv-wheel/bin/python $(PIP_INSTALL) --constraint constraints.txt dist/*.whl
-	cd dist && ../.venv-wheel/bin/python -W ignore -I -c "import neumann; print('wheel: neumann', neumann.__version__, 'imports from', neumann.__file__)"
+	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+
+wheel: dist .venv-torch/.installed
+	$(BIN)/python -m tests.check_installs dist --torch .venv-torch --extras alone
+
+package: dist .venv-torch/.installed .venv-twine/.installed
+	.venv-twine/bin/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.check_installs dist --torch .venv-torch
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv --clear .venv-oldest
@@ -116,4 +126,4 @@ format: .venv/.dev
 
 clean:
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf .venv .venv-wheel .venv-oldest dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-torch .venv-twine .venv-oldest dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -59,7 +59,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def draw(text: Tensor, windows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random windows and the bytes that follow each of theirs."""
+    """Draw random windows of the text, and their targets: the same windows one byte later."""
     starts = torch.randint(len(text) - CONTEXT, (windows, 1), generator=generator)
     found = text[starts + torch.arange(CONTEXT + 1)].long()
     return found[:, :-1], found[:, 1:]
@@ -80,7 +80,7 @@ def train(
     model = GPT(width, depth, heads=max(1, width // 64)).to(device)
 
     optimizer, schedule = neumann.large_batch(model, steps=steps, lr=lr)
-    print(repr(neumann.param_groups(model)))
+    print(neumann.param_groups(model))  # a table of what each parameter gets
 
     forward = torch.compile(model) if device == "cuda" else model
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +110,7 @@ def train(
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
     return int(text)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 import neumann
+from neumann.lab.optimizers.arm_recipes import RECIPES
+from tests.check_installs import ALONE, USES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "neumann"
@@ -224,3 +227,12 @@ def test_no_message_points_to_an_index():
     """The package is on none yet."""
     for path in [*(ROOT / "src").glob("**/*.py"), *(ROOT / "docs").glob("**/*.md")]:
         assert "install neumann-optimizer" not in path.read_text(), path
+
+
+def test_every_extra_exists_and_is_installed_before_a_release():
+    """Names have no underscores, which the pip that Python 3.11 brings would not find."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = set(content["project"]["optional-dependencies"]) - {"dev"}
+    assert extras == set(USES) - {ALONE}
+    assert extras >= {recipe.extra for recipe in RECIPES.values() if recipe.extra}
+    assert not [extra for extra in extras if "_" in extra]

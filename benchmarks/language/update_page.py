@@ -24,7 +24,8 @@ def collect_parts() -> dict[str, str]:
     """All parts, from the runs and measurements in results/language."""
     parts = make_parts(LanguageContest.read(ROOT / RESULTS))
     parts["throughput"] = format_speeds(json.loads(SPEEDS.read_text())["tokens_per_second"])
-    return {name: text or MISSING for name, text in parts.items()}
+    sentences = parts.pop("sentences")  # they follow the table, which says what is missing
+    return {name: text or MISSING for name, text in parts.items()} | {"sentences": sentences}
 
 
 def main() -> None:

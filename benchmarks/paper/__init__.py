@@ -1,4 +1,4 @@
-"""Does the paper hold? From the runs of studies/paper to a verdict on each of its claims.
+"""Does the paper hold up? From the runs of studies/paper to a verdict on each of its claims.
 
 claims         the 28 claims and how each is judged, fixed before any run
 claim_tests    the tests that a claim can have, on the runs of the studies

@@ -196,9 +196,9 @@ def follow_smallest(results: Results) -> Settled | None:
     falls = fit_slope(list(range(len(late))), late) > 0
     return Settled(
         Verdict.INCONCLUSIVE if falls else Verdict.NOT_SUPPORTED,
-        f"{smallest[0]:.0f} at the start, then {min(late):.1f} to {max(late):.1f} over the last "
-        f"two thirds; relative to λmax {-100 * smallest[0] / largest[0]:.0f} % and "
-        f"{-100 * smallest[-1] / largest[-1]:.0f} %".replace("-", "−"),
+        f"{smallest[0]:.0f} at the start, then between {min(late):.1f} and {max(late):.1f} in the "
+        f"last two thirds; relative to λmax it goes from {-100 * smallest[0] / largest[0]:.0f} % "
+        f"to {-100 * smallest[-1] / largest[-1]:.0f} %".replace("-", "−"),
     )
 
 

@@ -1,6 +1,6 @@
-"""How to install what an extra adds. The package is on no index yet, so it is from a clone."""
+"""How to install an extra. The package is not on PyPI yet, so it is installed from a clone."""
 
 
 def describe_install(extra: str) -> str:
-    """The command, for a message."""
-    return f'`pip install ".[{extra}]"` in a clone of Neumann'
+    """What to do, for the end of a message."""
+    return f'run `pip install ".[{extra}]"` in a clone of Neumann'

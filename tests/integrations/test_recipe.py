@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+import neumann
 from neumann import Neumann
 from neumann.optim.recipe import choose_weight_decay
 from tests.support.lightning_runs import IGNORED_WARNINGS
@@ -91,6 +92,10 @@ def test_accelerate(processes, monkeypatch):
     assert roles_of(optimizer) >= {"hidden", "output"}
     hidden = next(group for group in optimizer.param_groups if group["role"] == "hidden")
     assert hidden["weight_decay"] == choose_weight_decay(model, STEPS, 0.5)  # not of the calls
+    mixed, _ = large_batch(accelerator, network(), 100, slow_momentum=0.6)
+    alone, _ = neumann.large_batch(network(), 100, slow_momentum=0.6)
+    pairs = zip(mixed.param_groups, alone.param_groups, strict=True)
+    assert all(one["precondition"] == other["precondition"] for one, other in pairs)
     prepared = accelerate.scheduler.AcceleratedScheduler(
         schedule, accelerate.optimizer.AcceleratedOptimizer(optimizer)
     )

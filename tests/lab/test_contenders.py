@@ -45,7 +45,7 @@ def test_learning_rates_keep_name_and_settings():
     [
         ("sgd@bach-size=512", "unknown setting 'bach-size'; did you mean batch-size"),
         ("sgd@batch-size", "after @ comes SETTING=VALUE, got 'batch-size'"),
-        ("sgd@batch-size=many", "batch_size should be a whole number from 0 on, got 'many'"),
+        ("sgd@batch-size=many", "batch_size should be a whole number of at least 0, got 'many'"),
         ("sgd@flip=3", "flip should be true or false or null"),
         ("sgd@data=cifar10", "data has to be the same for all arms"),
         ("sgd@seed=3", "seed has to be the same for all arms"),

@@ -92,7 +92,7 @@ def test_a_step_decay_needs_a_distance_of_its_drops():
     [
         ("cosin", "unknown --sched 'cosin'; did you mean cosine"),
         ("stp:0.3,1ep", "unknown --sched 'stp'; did you mean step"),
-        ("linear:3", "--sched linear:3: it should be linear alone"),
+        ("linear:3", "--sched linear:3: it should be linear, without parameters"),
         ("step:0.3,1ep,2", "it should be step:FACTOR,LENGTH"),
         ("inverse:0.5,1ep", "it should be inverse:LENGTH"),
         ("step:17.7%", "the factor must be above 0 and at most 1, got '17.7%'"),

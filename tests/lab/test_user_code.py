@@ -155,6 +155,12 @@ def test_the_permission_reaches_the_workers(code):
         assert len(file.readlines()) == 3  # the check before the start, and two workers
 
 
+def test_code_that_exits_is_an_error(tmp_path, code, capsys):
+    (tmp_path / f"{code}.py").write_text("import sys\nsys.exit('enough')\n")
+    assert main(["spectrum", "--entry", f"{code}:entry"]) == 2
+    assert "enough" in capsys.readouterr().err
+
+
 def test_allow_code_needs_a_name_and_a_command_that_runs_code(capsys):
     assert main(["train", "--allow-code"]) == 2
     assert capsys.readouterr().err == "neumann: --allow-code needs MODULE:FUNCTION\n"

@@ -324,6 +324,15 @@ def test_an_error_of_the_update_comes_out_and_the_handler_comes_back():
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_control_c_during_an_update_that_fails_is_not_lost():
+    def fail():
+        signal.raise_signal(signal.SIGINT)
+        raise MemoryError("on purpose")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_uninterrupted(fail)
+
+
 def test_setting_the_handler_is_fast():
     """Not through the functions of `signal`, which convert to enums and back in every step."""
     assert interrupts._set_handler is not signal.signal

@@ -280,7 +280,7 @@ def test_it_trains_and_resumes():
         ({"split_heads": 1}, "split_heads must be True or False, got 1"),
         (
             {"options": {"vector": RoleOptions("diagonal", decay=True, per_input=True)}},
-            "is no matrix and has no inputs: leave per_input at False for its role, vector",
+            "is not a matrix and has no inputs: leave per_input at False for its role, vector",
         ),
     ],
 )

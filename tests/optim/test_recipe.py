@@ -225,7 +225,7 @@ def test_an_output_layer_changes_its_scores_alike_at_every_width():
         ({"steps": 10, "slow_momentum": None}, "slow_momentum must be a share, from 0 to 1"),
         ({"steps": 10, "roles": {"nothing.*": "hidden"}}, "'nothing.*' in roles matches no"),
         ({"steps": 10, "roles": {"head.*": "middle"}}, "must be one of 'hidden'"),
-        ({"steps": 10, "roles": {"head.*": "output"}}, "cannot be output: it is no matrix"),
+        ({"steps": 10, "roles": {"head.*": "output"}}, "cannot be output: it is not a matrix"),
         (
             {"steps": 10, "roles": {"head.w*": "hidden", "*.weight": "vector"}},
             "two patterns in roles disagree about head.weight",

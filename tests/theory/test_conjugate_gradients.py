@@ -57,6 +57,7 @@ def test_negative_curvature_ends_it_where_it_is():
     first = solve(lambda v: -v, b)
     assert (first.products, first.end) == (1, "negative curvature")
     assert torch.equal(first.solution, b)
+    assert first.residual == pytest.approx(2.0)  # ‖b + b‖ / ‖b‖
     damped = solve(lambda v: matrix @ v, b, damping=1.5, tolerance=1e-12, max_products=3 * SIZE)
     assert damped.end == "converged"
 

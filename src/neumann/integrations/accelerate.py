@@ -9,7 +9,6 @@ from torch import nn
 
 from neumann.optim import Neumann, recipe
 from neumann.optim.schedules import LinearDecay, PowerDecay
-from neumann.validation import is_count, require
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,10 +35,6 @@ def large_batch(
     """
     if not hasattr(accelerator, "num_processes"):
         raise TypeError(f"accelerator must be an Accelerator, got {type(accelerator).__name__}")
-    require(is_count(steps) and steps >= 1, "steps", steps, "an integer of at least 1")
     linked = accelerator.step_scheduler_with_optimizer and not accelerator.split_batches
-    times = accelerator.num_processes if linked else 1
-    if options.get("weight_decay", recipe.AUTO) == recipe.AUTO:  # for the steps, not the calls
-        named = {name: options[name] for name in ("lr", "roles") if name in options}
-        options["weight_decay"] = recipe.choose_weight_decay(model, steps, **named)
-    return recipe.large_batch(model, times * steps, **options)
+    calls = accelerator.num_processes if linked else 1
+    return recipe.large_batch(model, steps, schedule_calls=calls, **options)

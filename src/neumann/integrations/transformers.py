@@ -72,6 +72,19 @@ class NeumannByRole:
         weight_decay: float | Literal["auto"] | None = recipe.AUTO,
         **options: Any,
     ) -> Neumann:
+        """Build the optimizer.
+
+        Args:
+            model: the model, as the Trainer has wrapped or sharded it.
+            lr: the peak learning rate.
+            steps: optimizer steps of the whole run; needed unless `weight_decay` is a number.
+            weight_decay: as for `neumann.large_batch`; None is "auto".
+            **options: `roles`, `options` and `split_heads`, as for `neumann.param_groups`, and
+                options of `Neumann`. Slow momentum is only in `large_batch`.
+
+        Raises:
+            ValueError: `steps` is missing, or an option is wrong.
+        """
         recipe.refuse_precondition(options)
         if weight_decay is None or weight_decay == recipe.AUTO:
             if steps is None:

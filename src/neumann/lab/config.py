@@ -57,7 +57,8 @@ class Settings:
     cutout: int | None = None
     img_size: int = 224  # resize images of a folder to squares of this many pixels a side
     context: int = 128  # characters, bytes or tokens that a text model reads at once
-    tokens: str = "chars"  # how text is split into tokens: chars, bytes or bpe:N (N tokens)
+    # how text is split into tokens: chars, bytes, or bpe:N for a vocabulary of N tokens
+    tokens: str = "chars"
     model: Annotated[str, Doc(MODEL_HELP)] = "mlp"
     weight_decay: float = 0.0  # weight decay; the optimizer decides whether it is decoupled
     batch_size: int = 64  # examples per optimizer step
@@ -164,7 +165,7 @@ class TrainingSettings(Settings):
     spectrum_every: int = 0
     # examples per measurement; by default the batch size, at most 512
     spectrum_batch: int | None = None
-    spectrum_products: int = 100  # most Hessian products per measurement
+    spectrum_products: int = 100  # at most this many Hessian products per measurement
 
     def check(self) -> None:
         super().check()
@@ -172,7 +173,7 @@ class TrainingSettings(Settings):
         good = self.lr is None or 0 <= self.lr < math.inf
         require(good, f"--lr must be a number of at least 0, got {self.lr}")
         if self.spectrum_every and self.fsdp:
-            raise UsageError("--spectrum-every needs whole weights in every process, so not --fsdp")
+            raise UsageError("--spectrum-every needs whole weights, so leave out --fsdp")
 
 
 @dataclass(frozen=True)
@@ -196,21 +197,24 @@ class TrainConfig(TrainingSettings):
         require(0 <= self.seed < 2**32, f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")
         if self.sync_bn:
             require(on_gpu, "--sync-bn needs a GPU: torch synchronizes BatchNorm on CUDA only")
-            alone = "--spectrum-every measures in a process, which cannot run alone with --sync-bn"
+            alone = "--spectrum-every measures in one process alone, which --sync-bn does not allow"
             require(not self.spectrum_every or ranks == 1, alone)
         arm = Arm.parse(self.opt).on(self.data)
         check_arm(arm)
         recipe = arm.recipe
-        sharded = not self.fsdp or recipe.sharded
-        require(sharded, f"--fsdp: {arm.name} does not support sharded weights")
+        can_shard = not self.fsdp or recipe.sharded
+        require(can_shard, f"--fsdp: {arm.name} does not support sharded weights")
         clips = recipe.inner_loop and self.clip_grad is not None
-        require(not clips, f"--clip-grad: {arm.name} solves with several gradients, all unclipped")
-        twice = arm.name != "cg" or not self.sync_bn or ranks == 1
-        require(twice, "--sync-bn: cg differentiates twice, which torch's SyncBatchNorm cannot")
+        require(not clips, f"--clip-grad: {arm.name} takes several gradients a step and clips none")
+        differentiable = arm.name != "cg" or not self.sync_bn or ranks == 1
+        require(
+            differentiable, "--sync-bn: cg differentiates twice, and torch's SyncBatchNorm does not"
+        )
         at_once = self.micro_batch_size is None or self.micro_batch_size >= self.batch_size
         capturable = on_gpu and ranks == 1 and at_once and arm.name != "cg"
         whole = (
-            "a GPU, one process, no --micro-batch-size below the batch and another --opt than cg"
+            "a GPU, one process, no --micro-batch-size below --batch-size, and an --opt other "
+            "than cg"
         )
         require(self.cuda_graph != "on" or capturable, f"--cuda-graph on needs {whole}")
         return dataclasses.replace(

@@ -73,7 +73,7 @@ def fill_in_defaults(
 def fill_in_run_defaults(
     saved: Mapping[str, Any], current: Mapping[str, Any], processes: int
 ) -> dict[str, Any]:
-    """Do the same for a run, whose config is resolved: "auto" is resolved in its defaults too."""
+    """Like `fill_in_defaults`, for the resolved config of a run: "auto" in defaults is resolved."""
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     known = {key: current[key] for key in names & saved.keys() & current.keys()}
     try:

@@ -41,7 +41,8 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
 
 def find_near_names(name: str, known: Sequence[str]) -> list[str]:
     """Find names with these initials (bs: batch-size, or learning-rate: lr), or spelled like it."""
-    bare = {other.strip("-"): other for other in known}  # the dashes of flags are no likeness
+    # The dashes of flags do not make names alike.
+    bare = {other.strip("-"): other for other in known}
     given = name.strip("-")
     near = sorted(other for other in bare if given and _get_initials(other) == given)
     near += [initials] if (initials := _get_initials(given)) in bare else []

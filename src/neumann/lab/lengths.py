@@ -1,8 +1,7 @@
 """Parts of a run: `2.2%` of its steps, `5ep` (epochs), or `100` (steps).
 
 A share means the same in runs of every length and batch size. It becomes a number of steps where
-the length of the run is known. Text that is no such part, and a part longer than the run, are a
-UsageError.
+the length of the run is known. Any other text, and a part longer than the run, raise a UsageError.
 
 Arms of Neumann take them as `neumann:warmup=2.2%,reset=4.4%`, for the SGD warm-up and for K, the
 first interval between resets.

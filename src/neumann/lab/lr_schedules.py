@@ -40,7 +40,7 @@ class Schedule:
             raise unknown(SCHED, name, SCHEDULE_NAMES)
         words = rest.split(",") if colon else []
         known = _PARAMETERS.get(name, ())
-        form = f"{name}:{','.join(known)}" if known else f"{name} alone"
+        form = f"{name}:{','.join(known)}" if known else f"{name}, without parameters"
         require(len(words) <= len(known), f"{SCHED} {text}: it should be {form}")
         given = dict(zip(known, words, strict=False))
         factor = _parse_factor(text, given["FACTOR"]) if "FACTOR" in given else None

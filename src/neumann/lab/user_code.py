@@ -43,7 +43,7 @@ def call_user_function(entry: str, option: str) -> Any:
         function = getattr(module, attribute, None)
         if callable(function):
             return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in a user's code is a failure too
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise UsageError(f"{option} {entry}: {describe_user_error(error)}") from error
@@ -86,7 +86,7 @@ def _refuse_shadowed(name: str, option: str) -> None:
         raise UsageError(f"{option}: Python has another module {top}, {found}; rename {mine.name}")
 
 
-def describe_user_error(error: Exception) -> str:
+def describe_user_error(error: BaseException) -> str:
     """Say what was raised, and in which line of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if _is_user_file(f.filename)), frames[-1])

@@ -35,6 +35,9 @@ def recalibrate_batchnorm(
         batches: stop after this many; None uses all of them.
         device: move each batch there first.
 
+    Raises:
+        ValueError: `batches` is below 1, or the loader gave no batch. The statistics are as before.
+
     Use it at the evaluation weights::
 
         with optimizer.evaluating():

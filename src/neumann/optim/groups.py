@@ -45,13 +45,13 @@ class RoleOptions:
     decay: bool  # whether weight decay applies to them
     scale: float = 1.0  # their learning rate, as a multiple of the optimizer's
     per_input: bool = False  # divide the scale by the number of a layer's inputs
-    depth: int | None = (
-        None  # hidden matrices at which the scale holds; it is smaller in deeper nets
-    )
+    # the number of hidden matrices for which the scale is meant; a deeper network gets less
+    depth: int | None = None
     # multiplies the scale of an output layer right after a layer norm, and of a vector that belongs
     # to a batch or group norm
     normalized: float = 1.0
-    # for an output layer over tokens, or an embedding that is an output layer too, if not these
+    # takes the place of these options for an output layer over tokens, and for an embedding that
+    # is the output layer too; None: they get these options
     vocabulary: "RoleOptions | None" = None
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class RoleOptions:
 
 # One learning rate for all roles, widths and depths; docs/tuning.md says where numbers come from.
 DEPTH_POWER = 0.25
-_FEWEST_TOKENS = 8  # an embedding with fewer rows, as of BERT's two types, is no vocabulary
+_FEWEST_TOKENS = 8  # an embedding with fewer rows, such as BERT's two types, has no tokens
 MOMENTUM = 0.8  # before P
 # The same where a batch or group norm follows most matrices, so that their size has no effect.
 MOMENTUM_NORMALIZED = 0.6
@@ -198,7 +198,7 @@ def param_groups(
             after DDP and torch.compile.
         roles: roles by pattern of names, where they should differ from what is found:
             "hidden", "embedding", "output", "vector", or "frozen" to leave parameters out.
-        options: other options for some roles.
+        options: `RoleOptions` by role, in place of those that `default_options` gives.
         weight_decay: of the roles that decay; None leaves it to the optimizer's.
         split_heads: orthogonalize fused attention projections head by head.
 
@@ -207,6 +207,7 @@ def param_groups(
 
     Raises:
         ValueError: a parameter fits no role, the model has no matrix, or an argument is wrong.
+        TypeError: `model` is not a module, or `roles` or `options` is not a dict.
     """
     if weight_decay is not None:
         good = is_number(weight_decay) and weight_decay >= 0
@@ -246,8 +247,9 @@ def param_groups(
             options_of["weight_decay"] = 0.0
         elif weight_decay is not None:
             options_of["weight_decay"] = float(weight_decay)
+        # A search instead of a dict, because a P need not be hashable.
         params = next((params for known, params in found if known == options_of), None)
-        if params is None:  # a P need not be hashable, so this is no dict
+        if params is None:
             params = []
             found.append((options_of, params))
         params.append((assignment.name, assignment.parameter))
@@ -273,8 +275,8 @@ def _is_over_tokens(assignment: Assignment, vocabularies: set[int]) -> bool:
 def _count_inputs(assignment: Assignment) -> int:
     if assignment.parameter.ndim < 2:
         raise ValueError(
-            f"{assignment.name} is no matrix and has no inputs: leave per_input at False for its "
-            f"role, {assignment.role}"
+            f"{assignment.name} is not a matrix and has no inputs: leave per_input at False for "
+            f"its role, {assignment.role}"
         )
     return max(1, assignment.view.count_sides(assignment.parameter)[1])
 

@@ -5,6 +5,7 @@ together with the optimizer's state, and wrong for a model to evaluate or ship. 
 know what the dictionary is for, so it warns once and names both remedies.
 """
 
+import os
 import sys
 import warnings
 import weakref
@@ -103,7 +104,7 @@ class _Hook:
 
 def _levels_outside_torch() -> int:
     """The stack level of the caller that asked torch for the state dict."""
-    torch_itself = str(Path(torch.__file__).parent)
+    torch_itself = f"{Path(torch.__file__).parent}{os.sep}"
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back

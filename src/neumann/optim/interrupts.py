@@ -33,8 +33,10 @@ def run_uninterrupted(function: Callable[[], None]) -> None:
             function()
         finally:
             _set_handler(_SIGINT, before)
-    except BaseException:
+    except BaseException:  # the function failed, or an interrupt came before the line above
         _set_handler(_SIGINT, before)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
         raise
     if arrived:
         signal.raise_signal(signal.SIGINT)

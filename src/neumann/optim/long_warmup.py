@@ -1,4 +1,4 @@
-"""A warning if Neumann's SGD warm-up covers most of a run, for all that know its length."""
+"""A warning if Neumann's SGD warm-up covers most of a run; for schedules, trainers and the lab."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 
 def warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
-    """Warn if Neumann's SGD warm-up covers most of a run."""
+    """Warn with the message of `describe_long_warmup`, if there is one."""
     message = describe_long_warmup(optimizer, total_steps)
     if message:
         warnings.warn(message, UserWarning, stacklevel=4)

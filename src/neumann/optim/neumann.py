@@ -179,7 +179,15 @@ class Neumann(Optimizer):
             raise ValueError("params must hold at least one parameter, got none")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, also during training: they join the clock, with m = 0 and v = w."""
+        """Add parameters, also during training: they join the clock, with m = 0 and v = w.
+
+        Args:
+            param_group: a dict with `params` and any of the options in which groups may differ.
+
+        Raises:
+            ValueError: an option is wrong, or differs where all groups must agree.
+            RuntimeError: the parameters cannot be stepped here. In both cases nothing is added.
+        """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = options.to_plain(param_group)
@@ -221,8 +229,7 @@ class Neumann(Optimizer):
         sharding, backend = self._find_backend(self.param_groups[0])
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._exchange = find_exchange(parameters, self.distributed, self.process_group)
-        first = next((p for group in self.param_groups for p in group["params"]), None)
-        device = torch.device("cpu") if first is None else first.device
+        device = parameters[0].device if parameters else torch.device("cpu")
         self._backend, self._sharding = backend(device), sharding
         self._distance = DistanceTracker(store, self._backend, sharding)
         self._watch = WriteWatch()
@@ -235,7 +242,7 @@ class Neumann(Optimizer):
 
     def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
         """How the parameters are spread, and the backend that these options of a group ask for."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameters = [p for each in self.param_groups for p in each["params"]]
         sharding = find_sharding(parameters, self._divided_among())
         if sharding is not None and group["differentiable"]:
             raise RuntimeError("differentiable=True cannot run here: the parameters are sharded")

@@ -92,7 +92,7 @@ class StepOptions:
 
     @property
     def has_forces(self) -> bool:
-        """Whether a force acts: not if β is counted over variables and all of them are frozen."""
+        """Whether a force acts. β times the number of variables is 0 if all of them are frozen."""
         return bool(self.cubic or self.repulsive)
 
 
@@ -133,7 +133,7 @@ def check_parameters(entries: Sequence[Any], taken: set[str]) -> None:
         name, parameter = entry if isinstance(entry, tuple) else (None, entry)
         called = f"number {index}" if name is None else repr(name)
         if id(parameter) in seen:
-            raise ValueError(f"params holds the same parameter twice: {called} is a repetition")
+            raise ValueError(f"params holds the same parameter twice: {called} repeats another")
         seen.add(id(parameter))
         if name is not None and name in names:
             raise ValueError(f"params names two parameters {name!r}: names must differ")
@@ -179,11 +179,13 @@ def check_group(group: Mapping[str, Any]) -> None:
     )
     for name in _FLAGS:
         value = group[name]
-        good = isinstance(value, bool) or (value is None and _TYPES[name] == bool | None)
-        require(good, name, value, "True or False")
+        optional = _TYPES[name] == bool | None
+        good = isinstance(value, bool) or (optional and value is None)
+        require(good, name, value, "None, True or False" if optional else "True or False")
     state_dtype = group["state_dtype"]
     known = state_dtype in STATE_DTYPES
-    require(known, "state_dtype", state_dtype, "None or a torch dtype of 16, 32 or 64-bit floats")
+    wanted = "None, torch.bfloat16, torch.float16, torch.float32 or torch.float64"
+    require(known, "state_dtype", state_dtype, wanted)
     check_preconditioner(group)
     _check_flags(group)
 
@@ -220,7 +222,7 @@ def require_rate(lr: Any) -> None:
         good = good and (lr.device.type != "cpu" or 0 <= float(lr.detach()) < math.inf)
     else:
         good = is_number(lr) and lr >= 0
-    require(good, "lr", lr, "a finite number, or a tensor of one, of at least 0")
+    require(good, "lr", lr, "a finite number of at least 0, or a tensor that holds one")
 
 
 def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> bool:

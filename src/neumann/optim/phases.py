@@ -159,7 +159,7 @@ def _interval(reset_steps: int, reset_growth: float, index: int) -> int:
 
 
 def momentum_at(t: Any, peak: Any) -> Any:
-    """μ(t) = min(peak, 1 − 1/(1+t)): 0 in the warm-up, 0.5 at t = 1, 0.9 at t = 9 if it may."""
+    """μ(t) = min(peak, 1 − 1/(1+t)): 0 in the warm-up, 0.5 at t = 1; a peak of 0.9 at t = 9."""
     ramp = 1 - 1 / (1 + t)
     return torch.minimum(ramp, peak) if isinstance(ramp, Tensor) else min(peak, ramp)
 

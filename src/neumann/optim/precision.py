@@ -18,10 +18,11 @@ from neumann.optim.update import Update
 def prepare_update(
     tensors: Tensors, coefficients: Coefficients, update: Update, seed: int = 0
 ) -> Callable[[], float]:
-    """Get `update` ready for tensors of any device and dtype; the result runs it, and returns 0.
+    """Prepare `update` for tensors of any device and dtype; returns a function that runs it.
 
-    Complex tensors become pairs of reals. The caller's gradients are never changed. `seed` is for
-    rounding bfloat16 state, and has to change from step to step.
+    That function returns 0.0, because it sums no squares. Complex tensors become pairs of reals.
+    The caller's gradients are never changed. `seed` is for rounding bfloat16 state, and has to
+    change from step to step.
     """
     buckets = _make_buckets(tensors)
 

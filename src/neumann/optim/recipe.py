@@ -55,6 +55,7 @@ def large_batch(
     roles: Mapping[str, str] | None = None,
     options: Mapping[str, RoleOptions] | None = None,
     split_heads: bool = False,
+    schedule_calls: int = 1,
     **optimizer_options: Any,
 ) -> tuple[Neumann, LinearDecay | PowerDecay]:
     """A ready optimizer and its schedule for training in few, large steps.
@@ -73,6 +74,8 @@ def large_batch(
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
+        schedule_calls: how often `schedule.step()` is called after an optimizer step. Accelerate
+            calls it once for each process.
         **optimizer_options: further options of `Neumann`, such as `momentum` or `state_dtype`.
 
     Raises:
@@ -85,6 +88,8 @@ def large_batch(
     else:
         good = is_number(weight_decay) and weight_decay >= 0
     require(good, "weight_decay", weight_decay, '"auto" or a finite number of at least 0')
+    good = is_count(schedule_calls) and schedule_calls >= 1
+    require(good, "schedule_calls", schedule_calls, "an integer of at least 1")
     refuse_precondition(optimizer_options)
     _refuse_misspelled(optimizer_options)
     good = is_number(ramp) and 0 <= ramp < 1
@@ -99,8 +104,8 @@ def large_batch(
     if slow_momentum:
         add_slow_momentum(groups, steps, slow_momentum)
     optimizer = Neumann(groups, lr, **optimizer_options)
-    ramp_steps = max(1, round(ramp * steps)) if ramp else 0
-    total = int(steps)
+    total = int(steps * schedule_calls)
+    ramp_steps = max(1, round(ramp * total)) if ramp else 0
     if power == 1:
         return optimizer, LinearDecay(optimizer, total_steps=total, ramp_steps=ramp_steps)
     falling = PowerDecay(optimizer, total_steps=total, power=float(power), ramp_steps=ramp_steps)
@@ -165,7 +170,7 @@ def add_slow_momentum(groups: Iterable[dict[str, Any]], steps: int, share: float
 
 
 def make_slow_momentum(decay: float, steps: int, share: float) -> SlowMomentum:
-    """The slow momentum of a run of so many steps beside a usual momentum."""
+    """The slow momentum for a run of `steps` steps, beside a usual momentum of this decay."""
     slow = max(0.0, 1 - 1 / (SLOW_WINDOW * steps))
     return SlowMomentum(decay, slow, share, round(SLOW_FROM * steps))
 

@@ -79,11 +79,11 @@ def lr_factor(
             epochs, which is `step`, and about five times per run; `rescaled` is a shorter schedule
             of that kind.)
         step: the optimizer step, counted from 0.
-        total_steps: of the run.
+        total_steps: optimizer steps of the run, the ramp included.
         ramp_steps: the first steps, in which the rate rises.
         steps_per_epoch: for the rules that are defined in epochs.
-        power: of `power`.
-        factor: of each drop of `step`.
+        power: the exponent of the schedule `power`.
+        factor: what each drop of the schedule `step` multiplies the rate by.
         period_steps: steps between the drops of `step`. None is 40 epochs.
         decay_steps: steps after which `inverse` has half the peak. None is an epoch.
 

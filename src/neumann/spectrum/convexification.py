@@ -3,9 +3,9 @@
     μ = λ_max / (|λ_min| + λ_max),   η = 1/λ_max,   B̂ = (1 − μ)·I + μη·∇²ĝ
 
 λ_max becomes 1 in B̂, a negative λ_min becomes 0, and a λ_min ≥ 0 becomes 2λ_min/(λ_min + λ_max).
-So B̂ is positive definite only if the two numbers lie strictly outside the spectrum, as
-`coefficients(*extremes(operator).outside)` has it. With values inside, such as Ritz values or the
-ends after ten Lanczos steps, B̂ keeps negative eigenvalues and its series diverges.
+So B̂ is positive definite only if the two numbers lie strictly outside the spectrum: call
+`coefficients(*extremes(operator).outside)`. With values inside, such as Ritz values or the ends
+after ten Lanczos steps, B̂ keeps negative eigenvalues and its series diverges.
 """
 
 import math

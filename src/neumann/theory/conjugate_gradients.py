@@ -46,6 +46,8 @@ def solve(
         matvec: A, a symmetric linear map between tensors shaped like b.
         b: of any shape; inner products run over all its elements.
         damping: λ, at least 0.
+        tolerance: the relative residual at which the solve ends.
+        max_products: the most products with A.
     """
     for name, value in (("damping", damping), ("tolerance", tolerance)):
         require(is_number(value) and value >= 0, name, value, "finite and at least 0")
@@ -58,7 +60,9 @@ def solve(
         image = matvec(direction).add(direction, alpha=damping)
         curvature = _dot(direction, image)
         if curvature <= 0:
-            solution = b.clone() if products == 1 else solution
+            if products == 1:  # x = b, and the image is (A + λI)·b
+                solution, residual = b.clone(), b - image
+                squared = _dot(residual, residual)
             return KrylovSolution(
                 solution, (squared / start) ** 0.5, products, "negative curvature"
             )

@@ -39,7 +39,7 @@ from neumann.validation import is_number, require, require_integer
 __all__ = ["IdealizedNeumann"]
 
 
-class _Solve(NamedTuple):
+class _InnerState(NamedTuple):
     """One parameter in the inner loop; all tensors have the parameter's shape."""
 
     parameter: Tensor
@@ -136,7 +136,7 @@ class IdealizedNeumann(Optimizer):
         return loss
 
 
-def _begin(groups: Sequence[dict[str, Any]]) -> list[_Solve]:
+def _begin(groups: Sequence[dict[str, Any]]) -> list[_InnerState]:
     """Return m₀ = −∇f(w) for every parameter that has a gradient."""
     solves = []
     for number, group in enumerate(groups):
@@ -149,7 +149,7 @@ def _begin(groups: Sequence[dict[str, Any]]) -> list[_Solve]:
             gradient = _compute_gradient(p, label, group["weight_decay"])
             if gradient is not None:
                 solves.append(
-                    _Solve(p, label, p.clone(), -gradient, *options, group["weight_decay"])
+                    _InnerState(p, label, p.clone(), -gradient, *options, group["weight_decay"])
                 )
     return solves
 

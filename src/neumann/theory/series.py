@@ -65,6 +65,8 @@ def solve(
         b: of any shape; norms and inner products run over all its elements.
         scale: s, which should be about 1/λ_max(PA).
         preconditioner: P, a linear map like ``matvec``; the identity by default.
+        tolerance: the relative residual at which the sum ends.
+        max_terms: the most terms to sum.
         start: x₀, zero by default.
 
     Raises:

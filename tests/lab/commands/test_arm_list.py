@@ -52,4 +52,4 @@ def test_says_which_extra_is_missing(capsys, monkeypatch):
     assert main(["train", "--opt", "help"]) == 0
     printed = capsys.readouterr().out
     assert "(not installed: extra timm)" in printed
-    assert printed.count("not installed") == sum(r.extra is not None for r in RECIPES.values())
+    assert printed.count("not installed") == sum(r.package is not None for r in RECIPES.values())

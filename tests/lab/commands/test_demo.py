@@ -129,5 +129,5 @@ def test_without_timm_it_leaves_muon_out(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     monkeypatch.setattr(demo, "run_and_print", lambda study, print_comparison: None)
     assert main(["demo", "--output", str(tmp_path)]) == 0
-    assert "\nwithout Muon, which needs the extra timm\n" in capsys.readouterr().out
+    assert "\nwithout Muon, which needs timm: run `pip install" in capsys.readouterr().out
     assert demo.list_arms() == [name for name in ARMS if name != "Muon"]

@@ -1,6 +1,7 @@
 """The help of a command: every flag has a text and a place in a group, and fits the terminal."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from neumann.lab.commands.flag_help import (
 )
 from neumann.lab.commands.main import main
 from neumann.lab.commands.parser import COMMANDS, parse_flags
+from neumann.lab.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,21 @@ def test_every_flag_has_a_text_and_every_setting_a_flag(command):
         assert [title for title in groups if title][:5] == [
             *("data", "model", "optimizer", "schedule", "run")
         ]
+
+
+@pytest.mark.parametrize(("command", "argument"), [("study", "FILE"), ("report", "FOLDER")])
+def test_arguments_have_a_text_too(command, argument, capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(command, ["--help"])
+    printed = capsys.readouterr().out
+    assert f"usage: neumann {command} {argument} [FLAGS]" in printed
+    assert re.search(rf"^arguments:\n  {argument} +\w", printed, re.MULTILINE)
+
+
+def test_an_argument_is_no_flag():
+    with pytest.raises(UsageError, match=r"^unknown flag '--fil'") as error:
+        parse_flags("study", ["--fil", "x"])
+    assert "--file" not in str(error.value)
 
 
 def test_no_setting_is_in_two_groups():

@@ -221,7 +221,7 @@ def test_missing_report_package_is_a_hint(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "neumann.lab.report", None)  # as if it could not be imported
     words = ["compare", "--arms", "sgd", "--seeds", "1", "--epochs", "1"]
     assert main([*words, "--output", str(tmp_path)]) == 0
-    assert 'neumann: no report: `pip install ".[lab]"`' in capsys.readouterr().err
+    assert 'run `pip install ".[lab]"`' in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
 
 

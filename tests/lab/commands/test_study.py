@@ -92,7 +92,7 @@ def test_study_stops_after_its_seconds_and_continues(tmp_path, file, capsys):
     assert lines[-1] == "8 runs: 8 to do"
     assert "to be chosen" in lines[-2]
     assert main([*words, "--seconds", "0"]) == 0
-    assert "--seconds are over after 0 of 4 runs; the same command" in capsys.readouterr().err
+    assert "--seconds ran out after 0 of 4 runs; run the same command" in capsys.readouterr().err
     assert main(words) == 0
     assert "final 4/4" in capsys.readouterr().err
     assert main([*words, "--list"]) == 0

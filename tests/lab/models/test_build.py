@@ -174,9 +174,9 @@ def test_list_fitting_models(data):
         ("timm:resnet50", "vector", "timm:resnet50 reads images, but digits holds vectors"),
         ("resnet", "image", "unknown model 'resnet'; did you mean resnet9, resnet50 or resnet18"),
         ("xyz", "image", "unknown model 'xyz'; choose from: mlp, .*, timm:NAME"),
-        ("resnet9:width=0", "image", "width must be a whole number from 1 on, got '0'"),
-        ("resnet9:width=x", "image", "width must be a whole number from 1 on, got 'x'"),
-        ("resnet9:width=9999999", "image", "width must be a whole number from 1 on"),
+        ("resnet9:width=0", "image", "width must be a whole number above 0, got '0'"),
+        ("resnet9:width=x", "image", "width must be a whole number above 0, got 'x'"),
+        ("resnet9:width=9999999", "image", "width must be a whole number above 0"),
     ],
 )
 def test_wrong_names_and_data_sets_are_refused(data, name, kind, message):

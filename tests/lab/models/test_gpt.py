@@ -68,7 +68,7 @@ def test_names():
         ),
         ("gpt:small,", "unknown gpt option ''"),
         ("gpt:small,context=64", "the context has an option of its own, --context"),
-        ("gpt:width=0", "gpt:width=0: width must be a whole number from 1 on, got '0'"),
+        ("gpt:width=0", "gpt:width=0: width must be a whole number of at least 1, got '0'"),
         ("gpt:width=1e3", "width must be a whole number"),
         ("gpt:width=9999999", "width must be a whole number"),
         ("gpt:depth", "unknown model 'gpt:depth'"),

@@ -102,7 +102,7 @@ def test_torch_without_muon(monkeypatch):
 @pytest.mark.parametrize("name", ["normuon", "soap"])
 def test_a_missing_package(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(UsageError, match=r'pip install "\.\[pytorch_optimizer\]"'):
+    with pytest.raises(UsageError, match=r'pip install "\.\[pytorch-optimizer\]"'):
         Arm.parse(name).check()
 
 

@@ -165,7 +165,7 @@ def test_arms_have_settings_of_their_own(tmp_path):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_no_run_starts_when_the_time_is_over(tmp_path, jobs):
     config = CompareConfig(arms=("sgd", "adamw"), seeds=2, epochs=1, jobs=jobs, seconds=0.0)
-    with pytest.raises(OutOfTime, match=f"after 0 of 4 runs; .* {tmp_path} continues"):
+    with pytest.raises(OutOfTime, match=f"after 0 of 4 runs; .* {tmp_path} to continue"):
         run_comparison(config, tmp_path)
     assert read_comparison(tmp_path).missing == 4
 

@@ -6,13 +6,15 @@ import math
 import pytest
 
 from neumann.lab.commands.main import main
-from neumann.lab.commands.tables import search_notes, tabulate_search
+from neumann.lab.commands.tables import list_search_notes, tabulate_search
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, LOSS
 from neumann.lab.report.study_records import read_study
 from neumann.lab.storage import folders
 from neumann.lab.storage.reading import read_config, read_json_object
-from neumann.lab.studies.lr_sweep import choose_lr, compare_winners, make_grid, search
+from neumann.lab.studies.comparison import Session
+from neumann.lab.studies.engine import Study
+from neumann.lab.studies.lr_sweep import choose_lr, make_grid, search
 from neumann.lab.studies.settings import SweepConfig
 from neumann.lab.studies.statistics import Interval
 from neumann.lab.studies.study_files import get_run_folder, lock_folder
@@ -23,6 +25,12 @@ pytestmark = pytest.mark.slow
 SMALL = SweepConfig(
     arms=("sgd", "adamw:lr=1e-3:4e-3:3"), lr="0.1:1e30:3", epochs=2, search_epochs=1, seeds=2
 )
+
+
+def compare_winners(config, folder, found):
+    """Train the winners of a search, and compare them on the test set."""
+    (comparison,) = Study.of(config, folder).test({folder: found}, Session())
+    return comparison
 
 
 def score(mean, diverged=0):
@@ -156,7 +164,7 @@ def test_named_arms_and_those_that_follow_another(tmp_path):
     assert [arm.name for arm in study.arms] == ["base", "heavy"]
     assert [each.arm for each in study.sensitivities] == ["base"]
     assert study.search.winners == {"base": best, "heavy": best}
-    notes = search_notes(found)
+    notes = list_search_notes(found)
     assert len(notes) == 2  # heavy has no range that could be too narrow
     assert tabulate_search(found).row_count == 2
 
@@ -224,7 +232,7 @@ def test_folder_is_locked(finished, monkeypatch):
 
 def test_search_that_never_left_the_warmup_is_noted(tmp_path):
     config = SweepConfig(arms=("neumann",), lr="0.1:0.2:2", epochs=1)
-    notes = search_notes(search(config, tmp_path))
+    notes = list_search_notes(search(config, tmp_path))
     assert notes[-1].startswith("neumann: all 20 steps were its SGD warm-up; ")
     assert notes[-1].endswith(" never began in the search")
 

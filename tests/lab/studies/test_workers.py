@@ -94,8 +94,8 @@ def test_signal_saves_all_runs_and_the_command_continues(tmp_path, number, send,
         ended = command.wait()
     assert ended.returncode == 128 + number, ended.stderr
     assert ended.stderr == (
-        f"neumann: stopped by {number.name} after 0 of 2 runs; the same command with "
-        f"--output {folder} continues\n"
+        f"neumann: stopped by {number.name} after 0 of 2 runs; run the same command with "
+        f"--output {folder} to continue\n"
     )
     assert not any(map(is_running, workers))
     saved = {arm: saved_step(folder, arm) for arm in LONG.arms}

@@ -252,7 +252,7 @@ def test_refusals_are_one_line(flags, message, capsys, tmp_path, monkeypatch):
 def test_synchronized_batchnorm_is_refused_in_several_processes(monkeypatch):
     monkeypatch.setattr("neumann.lab.config._find_device", lambda name: torch.device("cuda"))
     config = TrainConfig(spectrum_every=5, sync_bn=True)
-    with pytest.raises(UsageError, match="cannot run alone with --sync-bn"):
+    with pytest.raises(UsageError, match="alone, which --sync-bn does not allow"):
         config.resolve(ranks=2)
     config.resolve(ranks=1)
 

@@ -135,11 +135,14 @@ def test_metrics_that_end_too_soon_are_refused(name, copied, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": "12"}, "steps should be a whole number from 0 on, got '12'"),
+        ({"steps": "12"}, "steps should be a whole number of at least 0, got '12'"),
         ({"steps": 11}, "11 steps are not 2 whole epochs"),
         ({"accuracy": "NaN"}, "accuracy should be a finite number, got nan"),
         ({"accuracy": 99.5}, "accuracy is 99.5, but "),
-        ({"steps_to_target": 1.5}, "steps_to_target should be a whole number from 0 on or null"),
+        (
+            {"steps_to_target": 1.5},
+            "steps_to_target should be a whole number of at least 0 or null",
+        ),
         ({"diverged": 3}, "it is not a JSON object"),
         ({"diverged": {"step": 3}}, "lr is missing"),
     ],

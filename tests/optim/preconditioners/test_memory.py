@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, apply
+from neumann.optim.preconditioners import Diagonal, Momentum, SlowMomentum, Spectral, apply
 from neumann.optim.preconditioners.apply import precondition
 from tests.support.operations import count_operations
 from tests.support.preconditioned import CLOCK, FORMS, Signs, gradients, network, trained, weights
@@ -53,6 +53,17 @@ def test_bfloat16_state_takes_four_bytes_per_weight_of_a_matrix():
         kept = {key: t for key, t in state.items() if t.numel() == p.numel() and t.numel() > 1}
         size = sum(tensor.element_size() for tensor in kept.values())
         assert size == (4 if p.ndim > 1 else 8), kept.keys()
+
+
+def test_a_long_memory_stays_in_float32():
+    """With bfloat16 b would stop at 75 instead of 100: the last steps are less than half a bit."""
+    assert Momentum(0.8).narrow == SlowMomentum(0.8).narrow == ("past",)
+    assert Momentum(0.99).narrow == SlowMomentum(0.99).narrow == ()
+    _, optimizer = trained(
+        2, precondition=Spectral(before=Momentum(0.99)), state_dtype=torch.bfloat16
+    )
+    kept = [state["preconditioner_past"] for p, state in each(optimizer) if p.ndim > 1]
+    assert {past.dtype for past in kept} == {torch.float32}
 
 
 def test_narrow_memory_resumes_and_is_used_in_float32():

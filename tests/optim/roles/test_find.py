@@ -307,7 +307,10 @@ def test_an_override_does_not_make_a_weight_tied():
             "two patterns in roles disagree about head.weight: 'head.*' says 'output', '*.weight' "
             "says 'hidden'",
         ),
-        ({"head.bias": "hidden"}, "head.bias, of shape (11,), cannot be hidden: it is no matrix"),
+        (
+            {"head.bias": "hidden"},
+            "head.bias, of shape (11,), cannot be hidden: it is not a matrix",
+        ),
         ({"*.norm.weight": "hidden"}, "blocks.0.norm.weight, of shape (8,), cannot be hidden"),
     ],
 )

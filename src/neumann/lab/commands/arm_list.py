@@ -13,13 +13,16 @@ from neumann.lab.optimizers.arm_recipes import RECIPES
 HELP = "help"
 NOTES = (
     "",
-    "lr is the default. Options of the constructor follow a colon, as in",
+    "lr is the default learning rate. Constructor options follow a colon, as in",
     "adamw:lr=0.01,betas=(0.9,0.95)",
 )
 
 
-def list_arms_if_asked(flag: str, arms: Sequence[str]) -> None:
-    """Print the list for the arm `help` (SystemExit), and for a name like none in the list."""
+def check_optimizer_names(flag: str, arms: Sequence[str]) -> None:
+    """Raise a UsageError for an unknown optimizer, and SystemExit for the arm `help`.
+
+    The list is printed for `help`, and before the error if no optimizer has a similar name.
+    """
     names = [get_optimizer_name(arm) for arm in arms]
     if HELP in names:
         print_arms()
@@ -36,7 +39,7 @@ def print_arms() -> None:
     table = make_table("optimizer", "lr", "", left=1)
     table.columns[2].justify = "left"
     for name, recipe in RECIPES.items():
-        missing = recipe.extra is not None and find_spec(recipe.extra) is None
+        missing = recipe.package is not None and find_spec(recipe.package) is None
         needs = f" (not installed: extra {recipe.extra})" if missing else ""
         table.add_row(*map(Text, (name, f"{recipe.lr:g}", recipe.about + needs)))
     print_table(table, NOTES)

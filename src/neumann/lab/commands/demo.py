@@ -15,6 +15,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from neumann.extras import describe_install
 from neumann.lab.commands.demo_verdict import EVIDENCE, state_verdict
 from neumann.lab.commands.study import refuse_torchrun, run_and_print
 from neumann.lab.commands.tables import format_score, make_table, print_table
@@ -88,7 +89,7 @@ def run(config: DemoConfig) -> None:
     seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
     print(f"scikit-learn's digits, an MLP, {STEPS} steps of batch {BATCH_SIZE}, {seeds}")
     if len(comparison.arms) < len(ARMS):
-        print("without Muon, which needs the extra timm")
+        print(f"without Muon, which needs timm: {describe_install('timm')}")
     print(flush=True)
     run_and_print(Study.of(comparison, folder), print_comparison=print_result)
 

@@ -63,13 +63,13 @@ def print_help(command: str, defaults: Any, further: Mapping[str, str]) -> None:
     groups.setdefault("run" if command in GROUPED else REST, []).extend(
         Flag(usage, text) for usage, text in further.items()
     )
-    arguments = [flag.usage for flag in groups.pop("", [])]
-    print(" ".join(["usage: neumann", command, *arguments, "[FLAGS]"]))
+    arguments = groups.pop("", [])
+    print(" ".join(["usage: neumann", command, *(each.usage for each in arguments), "[FLAGS]"]))
     for paragraph in inspect.cleandoc(type(defaults).__doc__ or "").split("\n\n"):
         print(f"\n{textwrap.fill(' '.join(paragraph.split()), width)}")
     if command in EXAMPLES:
         print(f"\nexample: neumann {command} {EXAMPLES[command]}")
-    for title, flags in groups.items():
+    for title, flags in {"arguments": arguments, **groups}.items():
         if flags:
             print(f"\n{title}:")
             for flag in flags:

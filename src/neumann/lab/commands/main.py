@@ -2,7 +2,7 @@
 
     0          done
     1          a worker process died, or memory ran out
-    2          wrong usage or an unusable file; nothing was written
+    2          wrong usage, or a file that cannot be read or written
     3          the training diverged
     130, 143   stopped by SIGINT or SIGTERM; saved, and can be resumed
     141        standard output was closed

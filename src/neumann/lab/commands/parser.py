@@ -15,13 +15,13 @@ import io
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from neumann.lab.commands import compare, demo, report, spectrum, study, sweep, train
-from neumann.lab.commands.arm_list import list_arms_if_asked, print_arms
+from neumann.lab.commands.arm_list import check_optimizer_names, print_arms
 from neumann.lab.commands.flag_help import print_help
 from neumann.lab.config import TrainConfig, flag_name
 from neumann.lab.config_files import list_code, load_settings, parse_settings
@@ -103,12 +103,12 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
     except SystemExit:
         raise _explain_failure(command, flags) from None
     if rest:
-        raise _unexpected(command, rest[0])
+        raise _make_unexpected_error(command, rest[0])
     _check_values(config)
     if isinstance(config, TrainConfig):
-        list_arms_if_asked("--opt", [config.opt])
+        check_optimizer_names("--opt", [config.opt])
     if isinstance(config, CompareConfig | SweepConfig):
-        list_arms_if_asked("--arms", config.arms)
+        check_optimizer_names("--arms", config.arms)
     return config
 
 
@@ -165,9 +165,9 @@ def _check_values(config: Any) -> None:
             raise unknown(name, value.text, value.expected)
 
 
-def _unexpected(command: str, word: str) -> UsageError:
+def _make_unexpected_error(command: str, word: str) -> UsageError:
     if word.startswith("-"):
-        return unknown("flag", word.partition("=")[0], _flags(command))
+        return unknown("flag", word.partition("=")[0], _list_flags(command))
     return UsageError(f"unexpected argument {word!r}; neumann {command} --help lists the flags")
 
 
@@ -181,16 +181,20 @@ def _explain_failure(command: str, words: list[str]) -> UsageError:
                 print_arms()
             return UsageError(f"{word} needs a value")
     for word in words:
-        if word.startswith("--") and word.partition("=")[0] not in _flags(command):
-            return _unexpected(command, word)
+        if word.startswith("--") and word.partition("=")[0] not in _list_flags(command):
+            return _make_unexpected_error(command, word)
     return UsageError(f"cannot parse {' '.join(words)!r}; neumann {command} --help lists the flags")
 
 
-def _flags(command: str) -> list[str]:
-    if command == "report":
-        return ["--help"]
-    fields = dataclasses.fields(COMMANDS[command].settings)
-    given = [flag_name(field.name) for field in fields]
+def _list_flags(command: str) -> list[str]:
+    kind = COMMANDS[command].settings
+    hints = get_type_hints(kind, include_extras=True)
+    given = [
+        flag_name(field.name)
+        for field in dataclasses.fields(kind)
+        if tyro.conf.Positional not in getattr(hints[field.name], "__metadata__", ())
+    ]
+    given.append("--help")
     given += [] if command in NO_CONFIG else ["--config"]
     return [*given, "--allow-code"] if command in RUN_CODE else given
 

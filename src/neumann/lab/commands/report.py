@@ -41,6 +41,6 @@ def _write(folder: Path) -> Path:
         from neumann.lab.report import write_report
     except ImportError as error:
         raise UsageError(
-            f"{describe_install('lab')} adds what the report needs ({error})"
+            f"a report needs the extra `lab` ({error}): {describe_install('lab')}"
         ) from error
     return write_report(folder)

@@ -73,7 +73,7 @@ def describe_measurement(record: dict[str, Any]) -> list[str]:
     ]
     if about["batchnorm"]:
         over_batch = about["batchnorm"] == "batch"
-        parts.append("BatchNorm over the batch" if over_batch else "BatchNorm running")
+        parts.append(f"BatchNorm with {'batch' if over_batch else 'running'} statistics")
     if about["randomness"]:
         parts.append(about["randomness"])
     decay = about["weight_decay"]

@@ -12,10 +12,10 @@ import tyro
 from neumann.lab.commands.progress import show_study
 from neumann.lab.commands.report import print_report
 from neumann.lab.commands.tables import (
+    list_search_notes,
     make_table,
     print_comparison,
     print_table,
-    search_notes,
     tabulate_search,
 )
 from neumann.lab.config import check_at_least
@@ -35,7 +35,7 @@ from neumann.lab.user_code import refuse_code
 class StudyConfig:
     """Run a study from a TOML file: arms with their own settings, at every point of some axes.
 
-    Learning rates are chosen on held-out data, then tested over seeds. The same command continues.
+    Learning rates are chosen on held-out data, then tested over seeds. Run it again to continue.
     """
 
     file: Annotated[Path | None, tyro.conf.Positional] = None
@@ -49,7 +49,7 @@ class StudyConfig:
     jobs: int = 1
     """runs trained side by side; on a GPU, they share it"""
     seconds: float | None = None
-    """start no run after this many seconds; the same command continues"""
+    """start no run after this many seconds; run the same command again to continue"""
     allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
 
 
@@ -105,7 +105,7 @@ def run_and_print(
             found = study.search(Session(observer, budget, team))
         for folder, chosen in found.items():
             _print_place(folder, study)
-            print_table(tabulate_search(chosen), [*search_notes(chosen), ""])
+            print_table(tabulate_search(chosen), [*list_search_notes(chosen), ""])
         with show_study("final" if study.sweeps else "") as observer:
             comparisons = study.test(found, Session(observer, budget, team))
     except OutOfTime as stop:

@@ -83,7 +83,7 @@ def tabulate_search(found: Sequence[ArmSearch]) -> Table:
     return table
 
 
-def search_notes(found: Sequence[ArmSearch]) -> list[str]:
+def list_search_notes(found: Sequence[ArmSearch]) -> list[str]:
     """What the table does not say: unbracketed winners, arms that diverged, and warm-ups."""
     notes = [f"* chosen, by the mean {found[0].metric.name} on held-out data"]
     for arm in found:

@@ -75,7 +75,7 @@ def split_documents(documents: Sequence[str], name: str) -> Splits:
     different = sorted(set(hashes))
     if len(different) < 3:
         raise UsageError(
-            f"{name} holds {len(different)} different document{'s' * (len(different) != 1)}, and "
+            f"{name} holds {len(different)} distinct document{'s' * (len(different) != 1)}, and "
             "training, validation and test sets need at least 3; a blank line or a line with a NUL "
             "character ends a document"
         )
@@ -83,6 +83,10 @@ def split_documents(documents: Sequence[str], name: str) -> Splits:
     validation, test = set(different[:count]), set(different[count : 2 * count])
     splits = Splits([], [], [])
     for document, found in zip(documents, hashes, strict=True):
-        chosen = splits.validation if found in validation else splits.train
-        (splits.test if found in test else chosen).append(document)
+        if found in validation:
+            splits.validation.append(document)
+        elif found in test:
+            splits.test.append(document)
+        else:
+            splits.train.append(document)
     return splits

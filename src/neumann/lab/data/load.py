@@ -1,7 +1,7 @@
 """The table of data sets, and `load`, which looks a name up in it.
 
 To add a data set, write a loader (a function from a `Request` to a `Dataset`) and add a line to
-DATASETS. If torchvision has the data set, `TorchvisionSet` is the loader and the line is all.
+DATASETS. For a data set of torchvision, `TorchvisionSet` is the loader, so the line is enough.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 Characters are the code points that occur in the text. Bytes are those of UTF-8; the byte 0 ends a
 document. A BPE vocabulary of N tokens has the 256 bytes, N - 257 merges learned from the training
-documents, and as its last token the end of a document. Its merges stay inside words, as those of
-GPT-2. It needs Hugging Face's tokenizers, which the extra `lab` installs.
+documents, and as its last token the end of a document. Its merges stay inside words, as GPT-2's
+do. It needs Hugging Face's tokenizers, which the extra `lab` installs.
 """
 
 import json

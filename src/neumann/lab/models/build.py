@@ -114,7 +114,7 @@ def _describe_kinds(entry: Entry) -> str:
 def _parse_width(name: str) -> int:
     text = name.removeprefix(RESNET9_PREFIX)
     if not (text.isascii() and text.isdigit() and int(text[:6]) >= 1 and len(text) <= 6):
-        raise UsageError(f"model {name}: width must be a whole number from 1 on, got {text!r}")
+        raise UsageError(f"model {name}: width must be a whole number above 0, got {text!r}")
     return int(text)
 
 

@@ -69,7 +69,7 @@ def parse_size(name: str) -> Size:
         least = 0 if key == "tied" else 1
         if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) >= least):
             raise UsageError(
-                f"model {name}: {key} must be a whole number from {least} on, got {text!r}"
+                f"model {name}: {key} must be a whole number of at least {least}, got {text!r}"
             )
         given[key] = int(text)
     size = replace(size, **given)

@@ -29,15 +29,15 @@ class Recipe:
     lr: float  # if neither the arm nor the command names one
     options: Mapping[str, Any] = field(default_factory=dict)
     decay_norms: bool = False  # whether weight decay acts on biases and normalization weights
-    extra: str | None = None  # the extra that installs it; it has the name of the package
+    package: str | None = None  # that an extra installs
     since: str = "another version"  # the first version of the package that has it
     sharded: bool = True  # whether it supports weights sharded by FSDP2
     by_role: bool = False  # each parameter gets the P, decay and scale of its role
     fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
     inner_loop: bool = False  # a step evaluates its mini-batch several times
     about: str = ""  # for `--opt help`
-    rates: bool = False  # an arm may name a learning rate for each role, which groups by role
-    # makes the optimizer of groups by role, of a constructor that takes only hidden matrices
+    rates: bool = False  # whether an arm may name a learning rate for each role
+    # builds the optimizer from groups by role, if the constructor takes only hidden matrices
     assemble: Callable[..., Optimizer] | None = None
 
     def load(self) -> Callable[..., Optimizer]:
@@ -54,6 +54,11 @@ class Recipe:
         return found
 
     @property
+    def extra(self) -> str | None:
+        """The extra, which has the name of the package; metadata of packages has no underscores."""
+        return None if self.package is None else self.package.replace("_", "-")
+
+    @property
     def role_options(self) -> tuple[str, ...]:
         """The options that are about roles."""
         if self.by_role:
@@ -63,10 +68,10 @@ class Recipe:
 
 _MOMENTUM = {"momentum": 0.9, "nesterov": True}
 _RMS = {"alpha": 0.9, "momentum": 0.9}
-# What makes no difference to matrices of two dimensions, or is another optimizer.
+# Options without an effect on matrices, and those of the AdamW inside the package's NorMuon.
 _SOAP_FIXED = ("merge_dims", "precondition_1d", "data_format", "maximize", "kwargs")
 _NORMUON_FIXED = ("adamw_lr", "adamw_betas", "adamw_wd", "maximize", "kwargs")
-_PACKAGE: dict[str, Any] = {"extra": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
+_PACKAGE: dict[str, Any] = {"package": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
 _INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
     "neumann": Recipe(
@@ -103,13 +108,11 @@ RECIPES = {
         "RMSpropTF",
         0.01,
         {**_RMS, "eps": 1.0},
-        extra="timm",
+        package="timm",
         about="as TensorFlow defines it",
     ),
-    "adam": Recipe("torch.optim", "Adam", 1e-3, about="weight decay through the gradient"),
-    "adamw": Recipe(
-        "torch.optim", "AdamW", 2e-3, rates=True, about="weight decay beside the gradient"
-    ),
+    "adam": Recipe("torch.optim", "Adam", 1e-3, about="weight decay added to the gradient"),
+    "adamw": Recipe("torch.optim", "AdamW", 2e-3, rates=True, about="decoupled weight decay"),
     "nadam": Recipe("torch.optim", "NAdam", 1e-3, about="Adam with Nesterov momentum"),
     "nadamw": Recipe(
         "torch.optim",
@@ -123,18 +126,22 @@ RECIPES = {
         "Lars",
         1.0,
         _MOMENTUM,
-        extra="timm",
-        about="scales the step of each layer, after SGD",
+        package="timm",
+        about="SGD with a step size for each layer",
     ),
     "lamb": Recipe(
-        "timm.optim", "Lamb", 5e-3, extra="timm", about="scales the step of each layer, after Adam"
+        "timm.optim",
+        "Lamb",
+        5e-3,
+        package="timm",
+        about="Adam with a step size for each layer",
     ),
     "muon": Recipe(
         "timm.optim.muon",
         "Muon",
         0.02,
         {"nesterov": True},
-        extra="timm",
+        package="timm",
         sharded=False,
         about="orthogonalizes matrices; AdamW for the rest",
     ),
@@ -161,7 +168,7 @@ RECIPES = {
         "schedulefree",
         "AdamWScheduleFree",
         2e-3,
-        extra="schedulefree",
+        package="schedulefree",
         rates=True,
         about="AdamW that averages in place of a schedule",
     ),

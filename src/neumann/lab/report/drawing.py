@@ -45,7 +45,7 @@ class Picture:
     png: bytes
 
 
-def describe_settings(name: str) -> Any:
+def make_settings(name: str) -> Any:
     """Return matplotlib's settings for a picture of this name."""
     return {
         "svg.fonttype": "none",
@@ -67,7 +67,7 @@ def ignore_missing_glyphs() -> Iterator[None]:
 
 
 def draw(plot: Plot) -> Picture:
-    with mpl.rc_context(describe_settings(plot.name)), ignore_missing_glyphs():
+    with mpl.rc_context(make_settings(plot.name)), ignore_missing_glyphs():
         canvas = _Canvas(plot)
         svg = io.BytesIO()
         canvas.figure.savefig(svg, format="svg", metadata={"Date": None})

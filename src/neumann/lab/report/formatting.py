@@ -42,17 +42,20 @@ def format_p_value(found: Difference) -> str:
     return NONE if found.p is None else format_p(found.p, found.level)
 
 
-def format_seconds(value: float | None) -> str:
-    """Format a duration in seconds; from ten minutes on, also in minutes or hours."""
+def format_seconds(value: float | None, unit: str = "") -> str:
+    """Format a duration in seconds; from ten minutes on, also in minutes or hours.
+
+    `unit` stands behind the seconds, as in " s".
+    """
     if value is None or not math.isfinite(value):
         return NONE
     if value < 10:
-        return f"{value:.2f}"
+        return f"{value:.2f}{unit}"
     if value < 600:
-        return f"{value:.1f}"
+        return f"{value:.1f}{unit}"
     hours, rest = divmod(round(value), 3600)
     longer = f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min"
-    return f"{value:,.0f} ({longer})"
+    return f"{value:,.0f}{unit} ({longer})"
 
 
 def format_value(value: float | None, spec: str) -> str:

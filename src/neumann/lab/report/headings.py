@@ -85,6 +85,6 @@ def _describe_environment(run: Run) -> str:
         torch and f"torch {torch}",
         ours and f"neumann {ours}",
         commit and f"commit {str(commit)[:10]}",
-        known.get("git.dirty") is True and "with changes",
+        known.get("git.dirty") is True and "with uncommitted changes",
     ]
     return " · ".join(str(part) for part in parts if part)

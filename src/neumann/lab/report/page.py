@@ -198,7 +198,7 @@ def _collect(study: Study, plots: Sequence[Plot], note: str | None = None) -> Fi
 
 
 def _explain_comparison(comparison: Comparison) -> str:
-    sentences = ["Intervals of means are Student’s."]
+    sentences = ["Intervals are 95 % confidence intervals of the means, by Student’s t."]
     if len(comparison.rows) > 1:
         sentences.append(
             "Differences are paired by seed, which gives both arms the same initial weights and "

@@ -14,8 +14,11 @@ from neumann.lab.report.formatting import format_list, join_sentences
 from neumann.lab.report.runs import ArmRuns, Phases, Reader, Run, Series, finite_values
 
 Axis = Literal["epochs", "steps", "seconds"]
-AXES: dict[Axis, str]
-AXES = {"epochs": "epochs", "steps": "optimizer steps", "seconds": "training time, s"}
+AXES: dict[Axis, str] = {
+    "epochs": "epochs",
+    "steps": "optimizer steps",
+    "seconds": "training time, s",
+}
 MAX_POINTS = 2000  # of a curve; more cannot be seen and make the page slow
 MAX_RESETS = 60  # of an arm; more marks run into each other
 SEED_BANDS = "Lines are means over the seeds; bands span the lowest to the highest seed."

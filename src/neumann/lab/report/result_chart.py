@@ -55,7 +55,7 @@ class ResultChart:
 
     @property
     def letters(self) -> int:
-        """Of the longest result."""
+        """How many characters the longest result has."""
         return max(len(row.text) for row in self.rows)
 
 

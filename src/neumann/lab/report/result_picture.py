@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neumann.lab.report.drawing import FONT, PNG_OPTIONS, describe_settings, ignore_missing_glyphs
+from neumann.lab.report.drawing import FONT, PNG_OPTIONS, ignore_missing_glyphs, make_settings
 from neumann.lab.report.formatting import printable
 from neumann.lab.report.palette import GRID, INK, MUTED, PAPER, line_style
 from neumann.lab.report.result_chart import ChartRow, ResultChart
@@ -19,7 +19,7 @@ MAX_NAME = 40  # characters
 
 def draw_result(chart: ResultChart) -> bytes:
     height = MARGIN + ROW * len(chart.rows)
-    with mpl.rc_context(describe_settings("result")), ignore_missing_glyphs():
+    with mpl.rc_context(make_settings("result")), ignore_missing_glyphs():
         figure = Figure(figsize=(WIDTH, height))
         figure.patch.set_facecolor(PAPER)
         axes: Axes = figure.add_axes((0.0, MARGIN / height, 1.0, 1 - MARGIN / height))

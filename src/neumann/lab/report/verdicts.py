@@ -83,9 +83,9 @@ def _judge_run(arm: ArmRuns) -> Verdict:
     reached = reached[0].upper() + reached[1:]
     extras = ", ".join(metric.list_extras(summary))
     steps = format_count(int(to_number(summary.get("steps", 0)) or 0), "step")
-    seconds = formatting.format_seconds(to_number(summary.get("seconds")))
+    seconds = formatting.format_seconds(to_number(summary.get("seconds")), " s")
     beside = f" ({extras})" if extras else ""
-    findings = [f"{reached}{beside} after {steps}, in {seconds} s of training."]
+    findings = [f"{reached}{beside} after {steps}, in {seconds} of training."]
     target = run.config.get("target")
     if isinstance(target, int | float):
         first = summary.get("steps_to_target")

@@ -27,7 +27,7 @@ from neumann.lab.optimizers.arm_recipes import RECIPES
 
 # Packages that may take part in a run, among them those of optimizers, which their extras are
 # named after. Those not installed are left out.
-OPTIMIZERS = tuple(recipe.extra for recipe in RECIPES.values() if recipe.extra)
+OPTIMIZERS = tuple(recipe.package for recipe in RECIPES.values() if recipe.package)
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "tokenizers", "torchvision")
 PACKAGES = (*LIBRARIES, *dict.fromkeys(OPTIMIZERS))
 COMPILERS = ("triton", "numba")

@@ -17,7 +17,7 @@ LARGEST_FLOAT = 1.7e308
 
 _FINITE = "finite"
 Finite = Annotated[float, _FINITE]  # a number that is neither NaN nor infinite
-_NAMES = {int: "a whole number from 0 on", float: "a number", str: "text", Path: "text"}
+_NAMES = {int: "a whole number of at least 0", float: "a number", str: "text", Path: "text"}
 _NAMES |= {bool: "true or false", NoneType: "null", list: "a list", tuple: "a list"}
 
 

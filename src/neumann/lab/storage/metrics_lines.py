@@ -52,7 +52,7 @@ class StepLine:
     train_loss: float
     optimizer: OptimizerReport | None = None
     gradient_norm: float | None = None  # of Neumann, to compare its forces with
-    gradients: int | None = None  # of an arm with an inner loop, so far, as the next one
+    gradients: int | None = None  # so far, of an arm with an inner loop; so are the products
     products: int | None = None
 
 
@@ -69,10 +69,10 @@ class EpochLine:
     epoch: int
     train_loss: float
     seconds: Finite
-    loss: float | None = None  # of epochs that were evaluated, and so on
+    loss: float | None = None  # this and the other scores: of epochs that were evaluated
     accuracy: float | None = None
     accuracy_recalibrated: float | None = None
-    perplexity: float | None = None  # of text, as the next one
+    perplexity: float | None = None  # of text; so are the bits per byte
     bits_per_byte: float | None = None
     top5: float | None = None  # of more than five classes
     gradients: int | None = None  # as in a step's line
@@ -125,7 +125,7 @@ class SpectrumLine:
     epoch: Finite
     lr: float
     momentum: float | None
-    probe: dict[str, Any]  # MeasuredEnds or a FailedMeasurement, as the next one
+    probe: dict[str, Any]  # MeasuredEnds or a FailedMeasurement; so is `current`
     current: dict[str, Any]
 
 

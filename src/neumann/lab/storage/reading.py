@@ -75,7 +75,7 @@ def parse_metrics(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]
             continue
         step = fields.get("step", 0)
         if type(step) is not int or not 0 <= step <= MAX_COUNT:
-            wrong = f"step should be a whole number from 0 on, got {step!r:.40}"
+            wrong = f"step should be a whole number of at least 0, got {step!r:.40}"
             raise RecordsError(f"{path} is damaged in line {number}: {wrong}; {RESTORE}")
         lines.append((piece + b"\n", fields))
     return lines

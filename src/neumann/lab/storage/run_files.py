@@ -33,10 +33,10 @@ class Summary:
     compile_seconds: Finite  # of the first steps, in which everything is compiled
     steps_to_target: int | None
     epochs_to_target: Finite | None
-    perplexity: float | None = None  # of text, as the next one
+    perplexity: float | None = None  # of text; so are the bits per byte
     bits_per_byte: Finite | None = None
     top5: Finite | None = None  # %, of more than five classes
-    gradients: int | None = None  # of an arm with an inner loop, as the next one
+    gradients: int | None = None  # of an arm with an inner loop; so are the products
     products: int | None = None  # with the curvature
 
     def as_record(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class StudyInterrupted(Interrupted):
     """Many runs were asked to stop. Finished ones are kept, and running ones have saved."""
 
     def __init__(self, number: int, ended: int, total: int, folder: Path) -> None:
-        again = f"the same command with --output {folder} continues"
+        again = f"run the same command with --output {folder} to continue"
         super().__init__(number, f"after {ended} of {total} runs; {again}")
         self.ended, self.total = ended, total
 
@@ -55,8 +55,8 @@ class OutOfTime(Exception):
     """The seconds that a study was given are over, and not all of its runs have ended."""
 
     def __init__(self, ended: int, total: int, folder: Path) -> None:
-        again = f"the same command with --output {folder} continues"
-        super().__init__(f"--seconds are over after {ended} of {total} runs; {again}")
+        again = f"run the same command with --output {folder} to continue"
+        super().__init__(f"--seconds ran out after {ended} of {total} runs; {again}")
 
 
 class Budget:

@@ -95,25 +95,14 @@ def search_all(
             write_object(folder / SWEEP, plan.describe(winners))
             if not winners:
                 arms = ", ".join(plan.config.arms)
-                raise AllDivergedError(f"every run of {arms} diverged: try smaller --lr")
+                raise AllDivergedError(f"every run of {arms} diverged: try lower learning rates")
     return found
-
-
-def compare_winners(
-    config: SweepConfig, folder: Path, found: list[ArmSearch], observer: StudyObserver | None = None
-) -> Comparison:
-    """Train the winners on the whole training set, and compare them on the test set."""
-    with lock_folder(folder):
-        parts = {study_files.get_part_folder(folder, FINAL): make_final_config(config, found)}
-        session = Session(observer or StudyObserver(), Budget(config.seconds))
-        (comparison,) = run_comparisons(parts, folder, session)
-        return comparison
 
 
 def make_final_config(
     config: SweepConfig, found: list[ArmSearch], factor: float = 1.0
 ) -> CompareConfig:
-    """The comparison of the winners, at so many times the chosen learning rates."""
+    """The comparison of the winners, at the chosen learning rates times `factor`."""
     winners = collect_winners(found)
     arms = tuple(
         str(Contender.parse(arm).with_lr(lr if factor == 1 else _round(lr * factor)))

@@ -140,7 +140,7 @@ def _summarize_arm(
     }
     times = [run.seconds for run in runs.values() if run.seconds is not None]
     seconds = sum(times) / len(times) if times else None
-    warmup = _long_warmup(arm, runs)
+    warmup = _find_arm_warmup(arm, runs)
     return ArmResult(get_name(arm), arm, runs, score, difference, seconds, warmup, extras)
 
 
@@ -179,7 +179,7 @@ def find_long_warmup(lines: Iterable[dict[str, Any]]) -> LongWarmup | None:
     return LongWarmup(min(warmup, total), total) if 2 * warmup > total > 0 else None
 
 
-def _long_warmup(arm: str, runs: dict[int, FinishedRun]) -> LongWarmup | None:
+def _find_arm_warmup(arm: str, runs: dict[int, FinishedRun]) -> LongWarmup | None:
     # All seeds have the same phases, so the first run that did not diverge speaks for the arm.
     run = next((run for run in runs.values() if math.isfinite(run.score)), None)
     if run is None or "neumann" not in arm:

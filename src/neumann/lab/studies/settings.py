@@ -1,4 +1,4 @@
-"""The settings of comparisons, sweeps and spectrum measurements; a field's docstring is its help"""
+"""Settings of comparisons, sweeps and spectrum measurements. A field's docstring is its help."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ class CompareConfig(TrainingSettings):
     jobs: int = 1
     """runs trained side by side"""
     seconds: float | None = None
-    """start no run after this many seconds; the same command continues"""
+    """start no run after this many seconds; run the same command again to continue"""
 
     def check(self) -> None:
         super().check()
@@ -78,13 +78,13 @@ class SweepConfig(Settings):
     search_seeds: int = 1
     """runs of each learning rate in the search"""
     search_epochs: int | None = None
-    """epochs of each run in the search; by default --epochs. An arm's own epochs stay"""
+    """epochs of each run in the search; by default --epochs. An arm's own epochs win over both"""
     seeds: int = 3
     """runs of each optimizer in the final comparison"""
     jobs: int = 1
     """runs trained side by side"""
     seconds: float | None = None
-    """start no run after this many seconds; the same command continues"""
+    """start no run after this many seconds; run the same command again to continue"""
 
     def check(self) -> None:
         """Check everything but the ranges of --lr."""
@@ -120,12 +120,12 @@ class SpectrumConfig:
     step: int | None = None
     """step of the checkpoint; by default the last"""
     weights: Literal["evaluation", "training"] | None = None
-    """of the checkpoint: evaluation (default; w − μm for Neumann, those to ship) or training (w)"""
+    """weights to measure: evaluation (default; for Neumann w − μm, to ship) or training (w)"""
     data_dir: Path | None = None
     """folder of the run's data set, if it has moved"""
     entry: Annotated[str | None, Doc(ENTRY_HELP)] = None
     examples: int | None = None
-    """training examples: for a checkpoint at most 512 by default, for --entry's loader all"""
+    """training examples to use; by default up to 512 with --checkpoint, all of --entry's loader"""
     operator: Literal["hessian", "gauss-newton", "differences"] = "hessian"
     """the Hessian, the Gauss-Newton matrix, or the Hessian by differences of gradients"""
     batchnorm: Literal["batch", "running"] = "batch"
@@ -139,7 +139,7 @@ class SpectrumConfig:
     tolerance: float = 1e-3
     """error to reach at both ends, relative to the largest eigenvalue in magnitude"""
     max_products: int = 400
-    """matrix-vector products to spend on the ends"""
+    """the most matrix-vector products to spend on the two ends"""
     density: bool = False
     """also estimate the density of eigenvalues, the trace and the Frobenius norm"""
     probes: int | None = None
@@ -149,7 +149,7 @@ class SpectrumConfig:
     seed: int = 0
     """seed of the random starting vectors"""
     device: str | None = None
-    """of a checkpoint's model: cpu, cuda, cuda:N, or auto (default), a GPU if there is one"""
+    """where to measure a checkpoint: cpu, cuda, cuda:N, or auto (default), a GPU if there is one"""
     allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
     output: Path | None = None
     """JSON file; by default spectrum.json in the run's folder, or here. The plot goes next to it"""

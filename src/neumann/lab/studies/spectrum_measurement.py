@@ -186,7 +186,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     wrong = find_wrong_field(saved, TrainConfig)
     if wrong is not None:
         raise RecordsError(f"{folder / CONFIG} is damaged: {wrong}; {RESTORE}")
-    with _naming(folder / CONFIG):
+    with _name_in_errors(folder / CONFIG):
         settings = parse_settings(saved, TrainConfig)
         code = list_code(settings)
     refuse_code(folder / CONFIG, code, config.allow_code)
@@ -202,7 +202,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
         sync_bn=False,
         spectrum_every=0,
     )
-    with _naming(folder / CONFIG):
+    with _name_in_errors(folder / CONFIG):
         run = run.resolve()
     checkpoint = _load_checkpoint(folder, config.step)
     check_checkpoint(checkpoint, saved)
@@ -239,7 +239,7 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
 
 
 @contextmanager
-def _naming(file: Path) -> Iterator[None]:
+def _name_in_errors(file: Path) -> Iterator[None]:
     """Name the file in errors about its settings; --device comes from the command line."""
     try:
         yield

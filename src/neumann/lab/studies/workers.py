@@ -146,7 +146,7 @@ class Worker:
         self.key: RunKey | None = None  # of the run it is training
         # Ctrl-C is handled by the parent, which passes it on as SIGTERM.
         resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-        with _sigint_blocked():
+        with _block_sigint():
             self.process.start()
         worker_end.close()
 
@@ -168,8 +168,8 @@ class Worker:
             if code < 0:
                 end = f"was killed by {signal.Signals(-code).name}"
             raise CrashedError(
-                f"the process that trained {arm} seed {seed} {end}; finished runs are kept, and "
-                "the same command continues"
+                f"the process that trained {arm} seed {seed} {end}; finished runs are kept: run "
+                "the same command to continue"
             ) from error
         if isinstance(message, dict):
             observer.on_line(*self.key, message)
@@ -251,16 +251,16 @@ def _threads_per_worker(workers: int) -> int | None:
 
 
 @contextmanager
-def _sigint_blocked() -> Iterator[None]:
+def _block_sigint() -> Iterator[None]:
     """Block SIGINT here and in processes started inside; Windows has no such mask."""
     if sys.platform == "win32":
         yield
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---------------------------------------------------------------------- inside the worker

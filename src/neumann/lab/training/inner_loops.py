@@ -34,7 +34,7 @@ from neumann.theory.idealized import IdealizedNeumann
 
 @dataclass(eq=False)
 class InnerLoop:
-    """Takes the steps of such an optimizer."""
+    """Takes the steps of an optimizer that evaluates its mini-batch several times."""
 
     optimizer: Optimizer
     gradients: GradientComputer | CapturedGradientComputer

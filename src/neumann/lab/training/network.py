@@ -55,7 +55,8 @@ def wrap_model(model: nn.Module, config: TrainConfig, process: Process, at_once:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     if config.fsdp:
         if process.ranks == 1:
-            raise UsageError("--fsdp needs several processes: torchrun --nproc-per-node N -m …")
+            start = "torchrun --nproc-per-node N -m neumann train"
+            raise UsageError(f"--fsdp needs several processes: start it with {start}")
         from torch.distributed.fsdp import fully_shard
 
         for part in _find_shardable_parts(model):

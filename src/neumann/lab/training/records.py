@@ -47,7 +47,9 @@ class Diverged(RuntimeError):
 
     def __init__(self, step: int, lr: float, checkpoint: str | None) -> None:
         self.step, self.lr, self.checkpoint = step, lr, checkpoint
-        where = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint"
+        where = "there is no checkpoint"
+        if checkpoint:
+            where = f"the last good checkpoint is {checkpoint}"
         super().__init__(f"the loss was not finite in step {step} at lr {lr:g}; {where}")
 
     def __reduce__(self) -> tuple[Any, ...]:

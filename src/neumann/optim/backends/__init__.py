@@ -42,9 +42,10 @@ def choose_backend(
         return ListBackend
     chosen, why = _find_fused(devices, sums) if devices else (None, None)
     if devices and options["capturable"] and (chosen is None or not chosen.on_device):
+        on_cpu = all(device.type == "cpu" for device in devices)
+        reason = "the parameters are on the CPU" if on_cpu else why
         raise RuntimeError(
-            "capturable=True needs the fused CUDA kernel, which cannot run here: "
-            + (why or "the parameters are on the CPU")
+            f"capturable=True needs the fused CUDA kernel, which cannot run here: {reason}"
         )
     if options["fused"] is False:
         return ListBackend

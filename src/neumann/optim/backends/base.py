@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Get one step of all groups ready, without a change; the result takes the step."""
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
-        """Write Σδ² as it is now, with the additions of a step and therefore its bits."""
+        """Write Σδ² as it is now, added up in the order of a step, so the bits are the same."""
 
     def finish_distance(self, distance_squared: Tensor) -> None:
         """Bring r² up to date, if the last step left that for later."""

@@ -110,7 +110,7 @@ class HostBackend(ABC):
                         f"shape {tuple(w.shape)} and device {w.device}, got {tuple(state.shape)} "
                         f"on {state.device}"
                     )
-        self._fitting[index] = [list(of) for of in kept]
+        self._fitting[index] = list(map(list, kept))
 
     def measure(self, groups: Sequence[Tensors], sums: Tensor) -> None:
         squares = [0.0] * len(groups)

@@ -63,27 +63,27 @@ class ListBackend(HostBackend):
         return prepare_update(tensors, coefficients, update_lists, seed)
 
 
-def _mask(tensors: list[Tensor], coefficients: list[Tensor]) -> list[Tensor]:
+def _multiply_masked(tensors: list[Tensor], coefficients: list[Tensor]) -> list[Tensor]:
     """The products, and zero where a coefficient is zero, whatever the tensor holds there."""
     return [c * torch.where(c != 0, x, 0.0) for c, x in zip(coefficients, tensors, strict=True)]
 
 
 def _multiply(tensors: list[Tensor], coefficient: Any) -> list[Tensor]:
     if isinstance(coefficient, list):
-        return _mask(tensors, coefficient)
+        return _multiply_masked(tensors, coefficient)
     return list(torch._foreach_mul(tensors, cast_to(tensors[0], coefficient)))
 
 
 def _multiply_(tensors: list[Tensor], coefficient: Any) -> None:
     if isinstance(coefficient, list):
-        torch._foreach_copy_(tensors, _mask(tensors, coefficient))
+        torch._foreach_copy_(tensors, _multiply_masked(tensors, coefficient))
     else:
         torch._foreach_mul_(tensors, coefficient)
 
 
 def _add_product(tensors: list[Tensor], others: list[Tensor], coefficient: Any) -> list[Tensor]:
     if isinstance(coefficient, list):
-        return list(torch._foreach_add(tensors, _mask(others, coefficient)))
+        return list(torch._foreach_add(tensors, _multiply_masked(others, coefficient)))
     if isinstance(coefficient, Tensor):  # `alpha` takes numbers only
         products = _multiply(others, coefficient)
         torch._foreach_add_(products, tensors)
@@ -93,6 +93,6 @@ def _add_product(tensors: list[Tensor], others: list[Tensor], coefficient: Any) 
 
 def _subtract_product_(tensors: list[Tensor], others: list[Tensor], coefficient: Any) -> None:
     if isinstance(coefficient, list):
-        torch._foreach_sub_(tensors, _mask(others, coefficient))
+        torch._foreach_sub_(tensors, _multiply_masked(others, coefficient))
     else:
         torch._foreach_add_(tensors, others, alpha=-coefficient)

@@ -78,8 +78,8 @@ def orthogonalize_planned(
     Args:
         gradients: tensors of one device and dtype, each with matrices as `view` says.
         view: `WHOLE`, or where the matrices are.
-        scale: see `measure_scale`.
-        scaling: see `measure_scale`.
+        scale: see `compute_scale`.
+        scaling: see `compute_scale`.
 
     Returns:
         One direction for each gradient; None if there is no plan for these layouts.
@@ -98,8 +98,12 @@ def orthogonalize_planned(
     return None if plan is None else _carry_out(plan, gradients)
 
 
-def measure_scale(scale: float, scaling: str, shape: torch.Size) -> float:
-    """What the orthogonal matrix of a layer of this shape (out, in, …) is multiplied by."""
+def compute_scale(scale: float, scaling: str, shape: torch.Size) -> float:
+    """What the orthogonal matrix of a layer of this shape (out, in, …) is multiplied by.
+
+    With the `scaling` "rms" the elements get a root mean square of `scale`. With "norm" all layers
+    change their outputs by the same amount, whatever their shape. See `spectral`.
+    """
     outputs, channels, taps = shape[0], shape[1], shape[2:].numel()
     if scaling == "rms":
         return float(scale * max(outputs, channels * taps) ** 0.5)
@@ -184,7 +188,7 @@ def _find_pieces(
             columns=batch.shape[2],
             stride=batch.stride(),
             offset=int(batch.storage_offset()),
-            scale=measure_scale(scale, scaling, layer),
+            scale=compute_scale(scale, scaling, layer),
         )
         for batch, layer in zip(wide, layers, strict=True)
     ]

@@ -161,9 +161,10 @@ def _count_processes() -> int:
 
 
 def _find_layout(p: Any) -> tuple[Any, tuple[int | None, ...]]:
-    """The mesh of a DTensor and the tensor dimension that each of its dimensions cuts.
+    """The mesh of a DTensor, and for each mesh dimension the tensor dimension that it cuts.
 
-    There are none of these for a layout that is not handled.
+    The second is empty if this process is not in the mesh, or for a placement that is neither a
+    plain shard nor a replica.
     """
     from torch.distributed.tensor import Shard
 

@@ -184,7 +184,7 @@ class Journey:
         return joined
 
     def _make_room(self, each: Round, count: int) -> Tensor:
-        """Memory for so many elements, in the dtype and on the device of the round."""
+        """Memory for `count` elements, in the dtype and on the device of the round."""
         dtype = wide_dtype(self._part.parameters[each.matrices[0]].dtype)
         return torch.empty(count, dtype=dtype, device=self._part.device)
 

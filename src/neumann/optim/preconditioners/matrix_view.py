@@ -23,7 +23,7 @@ class MatrixView:
     groups: int = 1  # of a grouped convolution, along the dimension that is stored first
     transposed: bool = False  # stored as in × out
     parts: int | tuple[int, ...] = 1  # fused projections: how many, or the outputs of each
-    heads: int = 1  # each of these parts consists of so many heads
+    heads: int = 1  # the number of heads in each part
 
     def __post_init__(self) -> None:
         for name in ("groups", "heads"):

@@ -20,8 +20,14 @@ class Momentum:
     decay: float = 0.6  # of past gradients in each step
 
     name = "momentum"
-    # b changes by a twentieth or more in each step: rounding it to 8 bits leaves no dead band.
-    narrow = ("past",)
+
+    @property
+    def narrow(self) -> tuple[str, ...]:
+        """b may be in bfloat16 unless it changes slowly: rounding to 8 bits would then stop it.
+
+        It stops about 0.2 % / (1 − decay) short of its target: 1 % at 0.8, 20 % at 0.99.
+        """
+        return ("past",) if self.decay <= 0.9 else ()
 
     def __post_init__(self) -> None:
         require_decay(self.decay)
@@ -43,7 +49,7 @@ class Momentum:
 
 @dataclass(frozen=True)
 class SlowMomentum:
-    """(1 − share)·f + share·s/(1 − decay): the f of `Momentum`, and a slow mean s of gradients.
+    """(1 − share)·f + share·s/(1 − decay): f is what `Momentum` gives, s a slow mean of gradients.
 
     s is a bias-corrected moving mean of the gradients after the first `start` steps; up to there
     this is `Momentum(decay)`. Under steady gradients both terms have the same size.

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from neumann.optim.preconditioners.batch_plan import measure_scale, orthogonalize_planned
+from neumann.optim.preconditioners.batch_plan import compute_scale, orthogonalize_planned
 from neumann.optim.preconditioners.diagonal import Diagonal
 from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 from neumann.optim.preconditioners.momentum import Momentum
@@ -74,7 +74,7 @@ class Spectral:
         return self.view == WHOLE and not self._is_matrix(parameter)
 
     def is_separable(self, parameter: Tensor) -> bool:
-        """Whether the first dimension counts matrices, as of experts."""
+        """Whether the first dimension counts matrices, as it does for stacked experts."""
         return self.view.stacked
 
     def create(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ class Spectral:
             return self._orthogonalize_view(gradients)
         found = orthogonalize_many(dict(enumerate(gradients)))
         if found:
-            scales = [self._size(g.shape) for g in gradients]
+            scales = [self._compute_scale(g.shape) for g in gradients]
             torch._foreach_mul_([found[i] for i in range(len(gradients))], scales)
         return [found[i] for i in range(len(gradients))]
 
@@ -137,7 +137,7 @@ class Spectral:
             for i, batch in batches.items()
         }
         found = orthogonalize_batches(wide)
-        scales = [self._size(batches[i].shape[1:]) for i in found]
+        scales = [self._compute_scale(batches[i].shape[1:]) for i in found]
         torch._foreach_mul_(list(found.values()), scales)
         directions, position = [], 0
         for gradient, parts in zip(gradients, split, strict=True):
@@ -149,8 +149,8 @@ class Spectral:
             directions.append(torch.empty_like(gradient).copy_(self.view.join(results, gradient)))
         return directions
 
-    def _size(self, shape: torch.Size) -> float:
-        return measure_scale(self.scale, self.scaling, shape)
+    def _compute_scale(self, shape: torch.Size) -> float:
+        return compute_scale(self.scale, self.scaling, shape)
 
 
 def vector_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ def find_roles(
             if own.parameter.ndim < 2:
                 raise ValueError(
                     f"{own.name}, of shape {tuple(own.parameter.shape)}, cannot be {role}: it is "
-                    "no matrix; make it a vector, or let the pattern match weights alone"
+                    "not a matrix; make it a vector, or let the pattern match only weights"
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)
         place = own.places[0][0]
@@ -198,7 +198,7 @@ def _refuse_untrainable(name: str, parameter: Tensor) -> None:
 
 
 def _refuse_packed(places: list[Place]) -> None:
-    """Raise for a layer whose weights torch has quantized and packed: they are no parameters."""
+    """Raise for a layer whose weights torch has quantized and packed: it has no parameters."""
     for place in places:
         if hasattr(place.module, "_packed_params"):
             raise ValueError(

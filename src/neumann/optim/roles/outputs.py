@@ -19,7 +19,7 @@ _OUTPUT_NAMES = re.compile(
     r"(?<!pre_)classifier|logits|unembed|(^|(?<!conv)_)head(_|$)|^(actor|critic)$"
     r"|^(cls|class|bbox|kps)_|_pred$|^(text|visual)_projection$|^qa_outputs$|^seq_relationship$"
 )
-# What may come last, or have the name of an output, and is none.
+# Layers that may come last, or be named like an output, but are not outputs.
 _NO_OUTPUTS = re.compile(r"pooler|multi_modal_projector|embeddings\.|embed_tokens")
 # How HF and timm models are asked for their output layer.
 _QUESTIONS = ("get_output_embeddings", "get_classifier")
@@ -69,8 +69,9 @@ def follows_layer_norm(place: Place, places: Sequence[Place], outputs: set[nn.Mo
 def _drop_frozen_copies(places: Sequence[Place]) -> list[Place]:
     """The places without frozen copies of a network, such as a teacher, and all in them.
 
-    A copy is a child of the model, or of one of its children, that has the parameters of another
-    child and trains none of them. A frozen layer is none, nor what runs after its like.
+    A copy is a child of the model, or of one of its children, whose parameters are all frozen and
+    have the names and shapes of a trained child's. A single layer is not taken for a copy, nor is
+    a module in a list, because it runs after the one that it resembles.
     """
     frozen: dict[str, Shapes] = {}
     trained: list[Shapes] = []

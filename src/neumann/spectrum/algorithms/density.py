@@ -73,6 +73,7 @@ def density(
     """Estimate the density of the operator's eigenvalues, its trace and its Frobenius norm.
 
     Args:
+        operator: the symmetric matrix, such as a `Hessian` or a `MatrixOperator`.
         probes: random starts, at least 2; the spread between them gives the band.
         steps: Lanczos steps per probe, one product each.
         seed: of the first start; the others count up from it.

@@ -116,6 +116,7 @@ def lanczos(
     """Compute Ritz values of the operator, and the ends of its spectrum with error bounds.
 
     Args:
+        operator: the symmetric matrix, such as a `Hessian` or a `MatrixOperator`.
         tolerance: stop when the errors of the ends are within this fraction of the scale; 0 uses
             the whole budget.
         relative_to: the scale: the "largest" |λ|, or "itself" for each end's own |λ|. An end at 0

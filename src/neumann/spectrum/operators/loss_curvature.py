@@ -45,7 +45,7 @@ class CurvatureOperator(Operator):
             pairs; or an :class:`Objective`.
         batch: the batch to measure on. Pass this or `loader`.
         loader: an iterable of batches, read once and kept; not a dataset, which yields examples.
-        batches: use only the first this many of the loader.
+        batches: how many batches of the loader to use, from the first on; None uses all.
         chunk: how many examples go through the model at a time, to bound the memory. An error if
             that changes the loss; see `batches`.
         batchnorm: "batch" for the statistics of each batch, as in training and in the paper, or

@@ -168,7 +168,7 @@ def test_bad_arguments_never_reach_the_weights():
     narrow = weight.to(torch.float8_e4m3fn)
     with pytest.raises(TypeError, match="float8"):
         step(group_of([weight], [weight], iterates=[narrow]))
-    with pytest.raises(ValueError, match="weight is on meta"):
+    with pytest.raises(ValueError, match=r"weight must be a dense tensor on .* on meta"):
         step(group_of([weight.to("meta")], [None]))
     assert int(clock) == 0
     assert bool((weight == 1).all())

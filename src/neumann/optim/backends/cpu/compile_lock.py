@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from filelock import FileLock
 
-TIMEOUT = 60.0  # seconds; to compile one specialization takes about one
+TIMEOUT = 60.0  # seconds; compiling one specialization takes about one
 NAME = "neumann-numba.lock"
 
 _failed = False  # whether a turn was missed: this process does not wait again

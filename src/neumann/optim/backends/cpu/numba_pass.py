@@ -43,7 +43,7 @@ def unavailable() -> str | None:
     except ImportError as error:
         return (
             f"the fused step on a CPU needs numba, and importing it failed ({error}): "
-            f"{describe_install('cpu')} helps"
+            f"{describe_install('cpu')}"
         )
     if numba.config.DISABLE_JIT:
         return "the fused step on a CPU needs numba's compiler, which NUMBA_DISABLE_JIT turned off"
@@ -112,7 +112,8 @@ class Pass:
         """
         gradients_given: list[Any] = tensors.gradients
         kept = [tensors.weights, tensors.iterates, tensors.offsets or []]
-        places = [list(map(read, of)) for of in kept for read in (Tensor.data_ptr, Tensor.numel)]
+        reads = (Tensor.data_ptr, Tensor.numel)
+        places = [list(map(read, column)) for column in kept for read in reads]
         gradients: list[list[Any]] = [
             [gradient.dtype for gradient in gradients_given],
             list(map(Tensor.numel, gradients_given)),
@@ -129,7 +130,7 @@ class Pass:
             flat = [index for index, entry in enumerate(entries) if _is_flat(entry)]
             self._tables = _build_tables(flat, [entries[index] for index in flat])
             self._staged = sorted(set(range(len(entries))) - set(flat))
-            self._kept = [list(of) for of in kept]  # not the gradients: they would stay allocated
+            self._kept = list(map(list, kept))  # not the gradients: they would stay allocated
             self._places, self._gradients = places, gradients
         addresses = list(map(Tensor.data_ptr, gradients_given))
         for table in self._tables:

@@ -233,7 +233,9 @@ def _check(
         if tensor is None:
             continue
         if tensor.device != device or tensor.layout != torch.strided:
-            raise ValueError(f"{name} is on {tensor.device}, {tensor.layout}; want dense, {device}")
+            raise ValueError(
+                f"{name} must be a dense tensor on {device}, got {tensor.layout} on {tensor.device}"
+            )
         if tensor.shape != weight.shape or tensor.is_complex() != weight.is_complex():
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, its weight has "

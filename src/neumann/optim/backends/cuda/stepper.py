@@ -94,10 +94,14 @@ class TritonBackend:
     def unavailable(cls, sums: int) -> str | None:
         """Why Triton cannot be used here; None if it can."""
         if sums > 1:
-            return "its one sum cannot keep apart what is sharded in different ways"
+            return (
+                "the CUDA kernel keeps one sum of squares, and these parameters are sharded in "
+                "different ways"
+            )
         if torch.version.hip is not None:
             return (
-                "its kernel has been tested on NVIDIA GPUs only, and this torch is built for ROCm"
+                "the CUDA kernel has been tested on NVIDIA GPUs only, and this torch is built for "
+                "ROCm"
             )
         try:
             kernels = _import_kernels()

@@ -178,7 +178,8 @@ def _can_run(device: int) -> bool:
     except Exception as error:  # whatever the compiler raises
         reason = (str(error).strip() or repr(error)).splitlines()[-1]
         warnings.warn(
-            f"symmetric products run as general ones: Triton cannot compile here ({reason})",
+            f"Triton cannot compile here ({reason}), so the spectral preconditioner multiplies "
+            "large matrices with torch, which is slower",
             stacklevel=2,
         )
         return False
