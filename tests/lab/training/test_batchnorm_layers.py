@@ -91,6 +91,22 @@ def test_a_compiled_network_normalizes_all_groups_at_once():
     compare(network.state_dict(), eager.state_dict())
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_many_runs_in_one_process_are_compiled_once():
+    """Torch stops compiling after eight versions of a function, and says so in its log alone."""
+    compiled = []
+
+    def count(graph, _):
+        compiled.append(graph)
+        return graph
+
+    for _ in range(10):
+        network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        use_ghost_batches(network, 4)
+        torch.compile(network, backend=count, dynamic=False)(torch.randn(8, 2, 6, 6))
+    assert len(compiled) == 1
+
+
 def test_a_ragged_last_group_is_a_group(monkeypatch):
     layer, other = layers(nn.BatchNorm1d)
     use_ghost_batches(nn.Sequential(layer), 4)

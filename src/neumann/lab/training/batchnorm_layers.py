@@ -6,6 +6,7 @@ mean of the running statistics.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +21,15 @@ def use_ghost_batches(model: nn.Module, size: int) -> None:
     """Make every BatchNorm layer normalize groups of this many examples in training."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            kind = type(module)
-            # A subclass keeps what the layer does besides (timm's have an activation), and the
-            # names in the state dict.
-            own = {"ghost_size": size, "following": _list_following(kind)}
-            module.__class__ = type(f"Ghost{kind.__name__}", (_GhostBatches, kind), own)
+            module.__class__ = _make_ghost_kind(type(module), size)
+
+
+@functools.cache  # a compiler takes a new class for new code, and gives up after a few runs
+def _make_ghost_kind(kind: type[_BatchNorm], size: int) -> type[_BatchNorm]:
+    """A subclass keeps what the layer does besides (timm's have an activation), and its names in
+    the state dict."""
+    own = {"ghost_size": size, "following": _list_following(kind)}
+    return type(f"Ghost{kind.__name__}", (_GhostBatches, kind), own)
 
 
 class _GhostBatches(nn.Module):
