@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from neumann.lab.training.signals import raise_on_sigterm
+
 LAST_LINES = 3  # of the error output of a process that failed
 
 
@@ -57,7 +59,16 @@ def require_results(parser: ArgumentParser, path: Path) -> None:
 
 
 def run_side_by_side(commands: Sequence[Sequence[str]]) -> int:
-    """Run all commands at once and show what they print; the number of those that failed."""
+    """Run all commands at once and show what they print; the number of those that failed.
+
+    They end with this process, also if it is terminated: left alone, they would train the same runs
+    as the next command.
+    """
+    with raise_on_sigterm():
+        return _run_side_by_side(commands)
+
+
+def _run_side_by_side(commands: Sequence[Sequence[str]]) -> int:
     pipe = subprocess.PIPE
     started = [
         subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for command in commands

@@ -45,7 +45,7 @@ class Ledger(Generic[Key]):
     """All runs of a study. `origin` is recorded with every run that is added."""
 
     def __init__(self, path: Path, key_type: type[Key], origin: Run | None = None) -> None:
-        self.path, self._key_type, self._origin = path, key_type, origin or {}
+        self.path, self._key_type, self.origin = path, key_type, origin or {}
         self.runs: dict[Key, Run] = {}
         self._bytes_read = 0
         self._cut_short = b""  # what follows the last whole line, as after a power failure
@@ -69,7 +69,7 @@ class Ledger(Generic[Key]):
             self.runs[_load_dataclass(self._key_type, run["key"])] = run
 
     def add(self, key: Key, result: Run) -> None:
-        line = {"key": dataclasses.asdict(key), **result, **self._origin}
+        line = {"key": dataclasses.asdict(key), **result, **self.origin}
         self.refresh()
         begin = "\n" if self._cut_short else ""  # a line without an end stays by itself
         with self.path.open("a") as file:

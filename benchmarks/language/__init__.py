@@ -9,6 +9,6 @@ narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
 `lead_preconditioners` (their P), `output_preconditioners` (those of the output layer),
 `step_wrappers` (what they do around a step), `search_space` (what is tuned), `language_runs` (one
-run), `contest_stages` (all runs of the contest), `contest_verdicts` (who is ahead),
-`contest_tables` (the same in tables and sentences).
+run), `contest_stages` (all runs of the contest), `finalists` (who is tested), `contest_verdicts`
+(who is ahead), `contest_tables` (the same in tables and sentences).
 """

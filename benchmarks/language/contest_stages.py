@@ -3,6 +3,7 @@
 Settings are chosen on the validation set, before any run of the test stage.
 """
 
+import contextlib
 import functools
 import itertools
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
+from benchmarks.language.finalists import Finalists, Length, read_finalists, write_finalists
 from benchmarks.language.language_arms import Setting
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import (
@@ -30,6 +32,7 @@ STAGES = ("screen", "tune", "test", "saving", "124m")
 OURS = RECIPE
 MUON = ("muon", "muon original", "muon by norm")
 OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
+ROWS = "normuon by norm"  # what NorMuon adds to Muon, on top of Muon's best setting
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
@@ -37,10 +40,11 @@ POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Mu
 SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
 # Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
-# count. Enough to bracket every coordinate once.
-RUNS = {65_536: 28, MIDDLE: 34, 1_048_576: 38}
-RUNS_OF_LONGER = 4  # of the learning rate alone, from the best setting at half the length
-SEEDS, SEEDS_OF_OTHERS = range(1, 11), range(1, 6)
+# count. Enough to try every value beside the best setting again after the last coordinate moved.
+RUNS = {65_536: 36, MIDDLE: 44, 1_048_576: 44}
+RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS
+# Not among the seeds that have chosen the recipe's numbers and its options.
+SEEDS, SEEDS_OF_OTHERS = range(101, 111), range(101, 106)
 SHARES = (0.80, 0.85, 0.90, 0.95)
 
 
@@ -49,6 +53,8 @@ class LanguageContest:
 
     def __init__(self, ledger: Ledger[RunKey], runner: Runner[RunKey]) -> None:
         self.ledger, self._runner = ledger, runner
+        self._finalists_path = ledger.path.with_name(f"{ledger.path.stem}-finalists.json")
+        self.finalists: dict[Length, Finalists] = read_finalists(self._finalists_path)
 
     @classmethod
     def read(cls, path: Path) -> "LanguageContest":
@@ -77,9 +83,12 @@ class LanguageContest:
             for arm in _shuffle(tuned):
                 self._continue_search(arm, middle, known)
             others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
-            for arm, length in _shuffle(itertools.product(tuned, others)):
+            for arm, length in _shuffle(itertools.product((OURS, self.find_muon()), others)):
                 self._continue_search(arm, length, known)
+            for length in _shuffle(LENGTHS.items()):
+                self._try_rows(length, known)
         else:
+            self._freeze_finalists()
             lists = {
                 "test": self._list_tests,
                 "saving": self._list_savings,
@@ -90,6 +99,22 @@ class LanguageContest:
                 self._runner.run(key)
             for key in keys:  # another process may be on it still
                 self._runner.finish(key)
+
+    def _freeze_finalists(self) -> None:
+        if not self.finalists:
+            chosen = {
+                length: self._choose_finalists(*length) for length in (*LENGTHS.items(), LONGER)
+            }
+            write_finalists(self._finalists_path, chosen, self.ledger.origin)
+            self.finalists = read_finalists(self._finalists_path)
+
+    def _choose_finalists(self, batch: int, steps: int) -> Finalists:
+        peer = self.find_peer(batch, steps)
+        settings = {arm: tuple(self.list_finalists(arm, batch, steps)) for arm in (OURS, peer)}
+        if (batch, steps) == (MIDDLE, LENGTHS[MIDDLE]):
+            for arm in {*MUON, ROWS, *OTHERS} - {peer}:
+                settings[arm] = (self.rank_settings(arm, batch, steps)[0],)
+        return Finalists(peer, settings)
 
     def find_muon(self) -> str:
         """The scaling of Muon that was best in the screening."""
@@ -147,8 +172,9 @@ class LanguageContest:
         except MissingRunError:
             searched = False  # the screening is not complete
         ranked = self.rank_settings(arm, batch, steps, known)
-        points = [find_point(setting, steps, fine=searched) for setting in ranked]  # best first
-        grids = get_grids(arm, fine=searched)
+        fine = searched or arm == ROWS
+        points = [find_point(setting, steps, fine=fine) for setting in ranked]  # best first
+        grids = get_grids(arm, fine=fine)
         order = COORDINATES if searched and (batch, steps) != LONGER else ("lr",)
 
         def is_bracketed(name: str, place: int) -> bool:
@@ -170,12 +196,21 @@ class LanguageContest:
 
     def list_finalists(self, arm: str, batch: int, steps: int) -> list[Setting]:
         """The settings that are tested: the two best, and one where the test is descriptive."""
+        if frozen := self.finalists.get((batch, steps)):
+            return list(frozen.settings[arm])
         return self.rank_settings(arm, batch, steps)[: 1 if (batch, steps) == LONGER else 2]
 
     def find_peer(self, batch: int, steps: int) -> str:
         """The peer with the lowest validation loss at a batch, chosen before any test."""
-        tuned = (self.find_muon(), self.find_other())
-        return min(tuned, key=lambda arm: self._best_loss(arm, batch, steps))
+        if frozen := self.finalists.get((batch, steps)):
+            return frozen.peer
+        losses = {}
+        for arm in (self.find_muon(), self.find_other(), ROWS):
+            with contextlib.suppress(MissingRunError):  # not searched here
+                losses[arm] = self._best_loss(arm, batch, steps)
+        if not losses:
+            raise MissingRunError(f"peers at {batch} tokens per step")
+        return min(losses, key=lambda arm: losses[arm])
 
     def find_losses(self, stage: str, batch: int, steps: int, setting: Setting) -> dict[int, float]:
         """The losses of a setting by seed; that of a run that diverged is infinite."""
@@ -193,7 +228,7 @@ class LanguageContest:
         """Ours and the best peer at 124 million parameters, with the small network's settings."""
         steps = LENGTHS[MIDDLE]
         arms = OURS, self.find_peer(MIDDLE, steps)
-        best = [self.rank_settings(arm, MIDDLE, steps)[0] for arm in arms]
+        best = [self.list_finalists(arm, MIDDLE, steps)[0] for arm in arms]
         keys = [self.make_key("124m", MIDDLE, steps, setting, SEEDS[0]) for setting in best]
         return [replace(key, model="gpt:124m") for key in keys]
 
@@ -234,8 +269,31 @@ class LanguageContest:
             arm,
             functools.partial(self._make_tuning_key, batch, steps),
             ("lr",) if length == LONGER else sorted(COORDINATES, key=lambda x: x not in neglected),
-            RUNS_OF_LONGER if length == LONGER else RUNS[batch],
+            RUNS_OF_RATE if length == LONGER else RUNS[batch],
             start=start,
+            steps=steps,
+            fine=True,
+            tried=tried,
+        )
+
+    def _try_rows(self, length: tuple[int, int], known: Collection[RunKey]) -> None:
+        """Muon's best setting with NorMuon's rows of equal size, at learning rates around its own.
+
+        The scaling of steps matters more than the rows, and NorMuon has another one.
+        """
+        batch, steps = length
+        best = self.rank_settings(self.find_muon(), batch, steps)[0]
+        try:
+            tried = self.rank_settings(ROWS, batch, steps, known)
+        except MissingRunError:
+            tried = []
+        search_setting(
+            self._runner,
+            ROWS,
+            functools.partial(self._make_tuning_key, batch, steps),
+            ("lr",),
+            RUNS_OF_RATE,
+            start=find_point(best, steps, fine=True),
             steps=steps,
             fine=True,
             tried=tried,
@@ -251,8 +309,8 @@ class LanguageContest:
                 for setting in self.list_finalists(arm, batch, steps):
                     for seed in seeds:
                         yield self.make_key("test", batch, steps, setting, seed)
-        for arm in (*MUON, *OTHERS):
-            best = self.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0]
+        for arm in (*MUON, ROWS, *OTHERS):
+            best = self.list_finalists(arm, MIDDLE, LENGTHS[MIDDLE])[0]
             if self._screened(arm) == math.inf:
                 continue  # no setting of it learns anything
             for seed in SEEDS_OF_OTHERS:
@@ -260,7 +318,7 @@ class LanguageContest:
 
     def _list_savings(self) -> Iterator[RunKey]:
         for batch, steps in LENGTHS.items():
-            setting = self.rank_settings(OURS, batch, steps)[0]
+            setting = self.list_finalists(OURS, batch, steps)[0]
             for share in SHARES:
                 for seed in SEEDS_OF_OTHERS:
                     key = self.make_key("saving", batch, steps, setting, seed)

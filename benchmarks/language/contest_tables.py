@@ -10,9 +10,17 @@ from benchmarks.language.contest_stages import (
     MUON,
     OTHERS,
     OURS,
+    ROWS,
     LanguageContest,
 )
-from benchmarks.language.contest_verdicts import Saving, Verdict, find_verdicts
+from benchmarks.language.contest_verdicts import (
+    LEAST_SAVING,
+    SIGNIFICANT,
+    Saving,
+    Verdict,
+    find_verdicts,
+    list_missed_goals,
+)
 from benchmarks.language.search_space import choose_start
 from neumann.lab.studies.statistics import mean_interval
 
@@ -22,6 +30,7 @@ NAMES = {
     "muon original": "Muon (original)",
     "muon by norm": "Muon (by norm)",
     "normuon": "NorMuon",
+    "normuon by norm": "NorMuon (by norm)",
     "soap": "SOAP",
     "adamw": "AdamW",
     "schedule-free": "schedule-free AdamW",
@@ -29,7 +38,6 @@ NAMES = {
     "paper": "Neumann (paper)",
 }
 LARGER = "the width and depth of GPT-2 124M (110 million parameters with 16,384 tokens)"
-SIGNIFICANT = 0.05
 EARLIER = "In parentheses: bracketed before another coordinate moved, but not since."
 
 
@@ -44,7 +52,7 @@ def make_parts(contest: LanguageContest) -> dict[str, str]:
     return {
         "settings": _format_settings(contest),
         "verdicts": _format_verdicts(contest, verdicts) if verdicts else "",
-        "sentences": "\n\n".join(map(describe_verdict, verdicts)),
+        "sentences": "\n\n".join([*map(describe_verdict, verdicts), *_describe_goal(verdicts)]),
         "tests": _format_tests(contest),
         "larger": describe_larger(contest),
     }
@@ -69,6 +77,18 @@ def describe_verdict(verdict: Verdict) -> str:
     if lead.diverged_a:
         text += f" {lead.diverged_a} runs of the peer diverged and are left out."
     return f"{text} {_describe_saving(verdict.saving)}".strip()
+
+
+def _describe_goal(verdicts: Sequence[Verdict]) -> list[str]:
+    """A sentence on whether the goal is met, once it can be said."""
+    missed = list_missed_goals(verdicts)
+    if missed is None:
+        return []
+    goal = (
+        "The goal was a significant lead at the larger two batch sizes, with at least "
+        f"{100 * LEAST_SAVING:.0f} % of the steps saved, and not to be behind at the smallest. "
+    )
+    return [f"{goal}It is missed: {'; '.join(missed)}." if missed else f"{goal}It is met."]
 
 
 def describe_larger(contest: LanguageContest) -> str:
@@ -115,7 +135,7 @@ def _format_settings(contest: LanguageContest) -> str:
     """
     rows = []
     for batch, steps in (*LENGTHS.items(), LONGER):
-        for arm in (OURS, *MUON, *OTHERS):
+        for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
                 best = contest.rank_settings(arm, batch, steps)
             except MissingRunError:
@@ -156,7 +176,7 @@ def _format_tests(contest: LanguageContest) -> str:
     """Every setting that was tested."""
     rows = []
     for length in (*LENGTHS.items(), LONGER):
-        for arm in (OURS, *MUON, *OTHERS):
+        for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
                 ranked = contest.rank_settings(arm, *length)
             except MissingRunError:
@@ -181,7 +201,7 @@ def _format_verdicts(contest: LanguageContest, verdicts: Sequence[Verdict]) -> s
         batch, steps = verdict.batch, verdict.steps
         cells = []
         for arm in (OURS, verdict.peer):
-            setting = contest.rank_settings(arm, batch, steps)[0]
+            setting = contest.list_finalists(arm, batch, steps)[0]
             losses = contest.find_losses("test", batch, steps, setting)
             found = mean_interval(list(losses.values()))
             cells.append("" if found.mean is None else f"{found.mean:.4f} (n {found.n})")

@@ -145,9 +145,10 @@ def build_muon(model: nn.Module, setting: Setting, scaling: str = "match_rms_ada
     return _build_in_lab("muon", model, setting, **options)
 
 
-def build_normuon(model: nn.Module, setting: Setting) -> Optimizer:
+def build_normuon(model: nn.Module, setting: Setting, scaling: str = "match_rms") -> Optimizer:
     """NorMuon for hidden matrices, its AdamW for the rest."""
-    return _build_in_lab("normuon", model, setting, momentum=setting.before)
+    options = {"momentum": setting.before, "update_scale": scaling}
+    return _build_in_lab("normuon", model, setting, **options)
 
 
 def build_soap(model: nn.Module, setting: Setting) -> Optimizer:
@@ -208,6 +209,7 @@ _BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
     "muon original": partial(build_muon, scaling="original"),
     "muon by norm": partial(build_muon, scaling="norm"),
     "normuon": build_normuon,
+    "normuon by norm": partial(build_normuon, scaling="norm"),
     "soap": build_soap,
     "adamw": build_adamw,
 }

@@ -28,7 +28,13 @@ GRIDS: dict[str, tuple[float, ...]] = {
 }
 # For peers in the contest: as close together as the recipe's learning rates.
 FINE_RATES = tuple(sorted({*RATES, *(rate * 2**0.5 for rate in RATES)}))
-MAY_BE_SLOW = ("recipe", "muon", "muon original", "muon by norm")  # may have slow momentum
+MAY_BE_SLOW = (
+    "recipe",
+    "muon",
+    "muon original",
+    "muon by norm",
+    "normuon by norm",
+)  # slow momentum
 
 DECAY_200 = 0.2  # of a peer in 200 steps; the searches of recipe_untuned ended near it
 
@@ -45,6 +51,7 @@ START: dict[str, Point] = {
     "muon original": {**_MUON, "embedding": 0.016, "output": 0.016},
     "muon by norm": {**_MUON, "lr": 0.064, "embedding": 0.008, "output": 0.016},
     "normuon": {**_MUON, "embedding": 0.016, "output": 0.016},
+    "normuon by norm": {**_MUON, "lr": 0.064, "embedding": 0.008, "output": 0.016},
     "soap": {"lr": 0.004, "momentum": 0.9, "decay": 0.2, "embedding": 0.016, "output": 0.016},
     "schedule-free": {**_ADAMW, "embedding": 0.016, "output": 0.008},
     "diagonal": {**_ADAMW, "embedding": 0.004, "output": 0.001},

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.common.jobs import add_ledger_flags, parse_shared
 from benchmarks.common.script import create_parser
+from tests.support.processes import PROCESS_TIMEOUT, is_running
 
 SCRIPT = """
 import os, time
@@ -75,6 +76,30 @@ def test_a_process_that_fails_says_why(tmp_path):
     assert len(processes) == 7
     assert "RuntimeError: out of memory" in printed
     assert any("of 2 processes failed: run it again" in line for line in printed)
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    waits = [
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(60)",
+    ]
+    (tmp_path / "script.py").write_text(
+        f"from benchmarks.common.jobs import run_side_by_side\nrun_side_by_side([{waits}] * 2)\n"
+    )
+    path = os.pathsep.join(map(str, (Path.cwd(), Path.cwd() / "src")))
+    with subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        children = [int(parent.stdout.readline().split()[-1]) for _ in range(2)]
+        parent.terminate()
+        parent.wait(PROCESS_TIMEOUT)
+    for child in children:
+        assert not is_running(child)
 
 
 def test_jobs_must_be_a_count(tmp_path, capsys):

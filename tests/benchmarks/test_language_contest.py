@@ -1,5 +1,6 @@
 """The stages of the language contest: which runs they need, on invented losses."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -8,7 +9,14 @@ import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import contest_stages, recipe_untuned
-from benchmarks.language.contest_stages import COORDINATES, LENGTHS, MIDDLE, OURS, LanguageContest
+from benchmarks.language.contest_stages import (
+    COORDINATES,
+    LENGTHS,
+    MIDDLE,
+    OURS,
+    ROWS,
+    LanguageContest,
+)
 from benchmarks.language.contest_tables import format_contest
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
@@ -30,8 +38,41 @@ def test_every_finalist_gets_as_many_runs(contest):
     keys = [key for key in contest.ledger.runs if key.stage == "tune"]
     counts = Counter((key.tokens_per_step, key.steps, key.setting.arm) for key in keys)
     for batch, steps in LENGTHS.items():
-        for arm in (OURS, "muon by norm", "soap"):
+        for arm in (OURS, "muon by norm"):
             assert counts[batch, steps, arm] == contest_stages.RUNS[batch], (batch, arm)
+        searched = contest_stages.RUNS[batch] if batch == MIDDLE else 0
+        assert counts[batch, steps, "soap"] == searched  # the best other peer
+        assert 3 <= counts[batch, steps, ROWS] <= contest_stages.RUNS_OF_RATE
+
+
+def test_rows_are_tried_at_the_best_setting_of_muon(contest):
+    """With the same rates of embeddings and output layer, momenta and decay per run."""
+    for batch, steps in LENGTHS.items():
+        best = contest.rank_settings("muon by norm", batch, steps)[0]
+        start = find_point(best, steps, fine=True)
+        tried = [find_point(s, steps, fine=True) for s in contest.rank_settings(ROWS, batch, steps)]
+        assert start in tried
+        assert all({**point, "lr": 0} == {**start, "lr": 0} for point in tried)
+
+
+def test_finalists_stay_what_they_were_before_the_test(tmp_path):
+    """A better setting, or peer, that is found after the test has begun changes nothing."""
+    contest = run_stages(tmp_path, invent, ("test",))
+    before = contest.list_finalists(OURS, MIDDLE, 200)
+    late = replace(before[0], output=0.123)
+    contest.ledger.add(contest.make_key("tune", MIDDLE, 200, late, 0), invent_loss(1.0))
+    rows = contest.rank_settings(ROWS, MIDDLE, 200)[0]
+    contest.ledger.add(contest.make_key("tune", MIDDLE, 200, rows, 0), invent_loss(0.9))
+    again = LanguageContest.read(tmp_path / "runs.jsonl")
+    assert again.rank_settings(OURS, MIDDLE, 200)[0] == late
+    assert again.list_finalists(OURS, MIDDLE, 200) == before
+    assert again.find_peer(MIDDLE, 200) == "muon by norm"
+    about = json.loads((tmp_path / "runs-finalists.json").read_text())["about"]
+    assert about == contest.ledger.origin
+
+
+def invent_loss(loss):
+    return {"loss": loss, "train_loss": loss, "losses": [loss]}
 
 
 def test_a_search_goes_on_from_the_best_setting_that_is_known(tmp_path):
@@ -93,14 +134,15 @@ def test_peers_are_tuned_as_finely_as_we_are(contest):
 
 
 def test_other_batches_start_from_the_best_setting_of_the_middle_one(contest):
-    best = contest.rank_settings("soap", MIDDLE, 200)[0]
+    muon = "muon by norm"
+    best = contest.rank_settings(muon, MIDDLE, 200)[0]
     tuned = {
         (key.tokens_per_step, key.setting)
         for key in contest.ledger.runs
-        if key.stage == "tune" and key.setting.arm == "soap"
+        if key.stage == "tune" and key.setting.arm == muon
     }
     for batch, steps in LENGTHS.items():
-        assert (batch, make_setting("soap", find_point(best, 200, fine=True), steps)) in tuned
+        assert (batch, make_setting(muon, find_point(best, 200, fine=True), steps)) in tuned
     assert {setting.power for _, setting in tuned} > {0.7}  # it is tuned, too
 
 
@@ -113,8 +155,8 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
         if key.stage == "tune" and (key.tokens_per_step, key.steps) == length
     ]
     counts = Counter(setting.arm for setting in tuned)
-    assert len(counts) == 3
-    assert all(3 <= count <= contest_stages.RUNS_OF_LONGER for count in counts.values())
+    assert set(counts) == {OURS, "muon by norm"}
+    assert all(3 <= count <= contest_stages.RUNS_OF_RATE for count in counts.values())
     half = contest.rank_settings(OURS, MIDDLE, 200)[0]
     first = next(setting for setting in tuned if setting.arm == OURS)
     assert replace(first, decay=2 * first.decay) == replace(half, decay=pytest.approx(half.decay))
@@ -124,7 +166,7 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
 
 def test_tests_have_fresh_seeds_and_ten_of_them(contest):
     tested = [key for key in contest.ledger.runs if key.stage in ("test", "saving")]
-    assert min(key.seed for key in tested) == 1  # 0 has chosen the settings
+    assert min(key.seed for key in tested) == 101  # lower ones have chosen settings and options
     best = contest.rank_settings(OURS, MIDDLE, 200)[0]
     assert len(contest.find_losses("test", MIDDLE, 200, best)) == 10
 
@@ -132,7 +174,7 @@ def test_tests_have_fresh_seeds_and_ten_of_them(contest):
 def test_the_larger_network_takes_the_settings_along(contest):
     ours, peer = (key for key in contest.ledger.runs if key.model == "gpt:124m")
     assert ours.setting == contest.rank_settings(OURS, MIDDLE, 200)[0]
-    assert (peer.setting.arm, peer.steps, peer.seed) == ("muon by norm", 200, 1)
+    assert (peer.setting.arm, peer.steps, peer.seed) == ("muon by norm", 200, 101)
     (sentence,) = (line for line in format_contest(contest).splitlines() if "GPT-2 124M" in line)
     assert "ours is ahead of Muon (by norm) by 0.0" in sentence
     assert "n 1" in sentence

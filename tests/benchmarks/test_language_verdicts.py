@@ -1,9 +1,12 @@
 """What the language contest concludes from its runs, on invented losses."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.language import contest_verdicts
+from benchmarks.language import contest_tables, contest_verdicts
 from benchmarks.language.contest_stages import (
     LENGTHS,
     MIDDLE,
@@ -132,13 +135,47 @@ def test_steps_saved():
     assert middle == pytest.approx(0.1)
     assert low <= middle <= high
     assert high - low < 1e-3
+    # Noise may turn the order of two lengths around: then both have their mean, 2.125.
+    noisy = {**lengths, 0.85: lengths[0.9], 0.9: lengths[0.85]}
+    target = {seed: 2.0625 + 1e-4 * seed for seed in range(5)}  # half way from there to 0.95
+    assert estimate_saving(noisy, target)[0] == pytest.approx(1 - 0.9417, abs=1e-3)
     ahead = {seed: loss - 0.05 for seed, loss in lengths[1.0].items()}
     assert estimate_saving(lengths, ahead)[0] == pytest.approx(-0.05)  # on the same line
 
 
+def test_the_interval_of_a_saving_covers_the_truth(monkeypatch):
+    """Of five seeds, as often as it says; without the widening it would be 86 %."""
+    monkeypatch.setattr(contest_verdicts, "RESAMPLES", 200)
+    draw, covered = np.random.default_rng(0), []
+    shares = (0.8, 0.85, 0.9, 0.95, 1.0)
+    for number in range(150):
+        lengths = {
+            share: {seed: 3 - share + 0.02 * draw.standard_normal() for seed in range(5)}
+            for share in shares
+        }
+        target = {seed: 2.1 + 0.02 * draw.standard_normal() for seed in range(5)}
+        _, low, high = estimate_saving(lengths, target, number)
+        covered.append(low <= 0.1 <= high)
+    assert np.mean(covered) >= 0.92
+
+
+def test_the_goal_is_met_or_missed_in_words(contest):
+    verdicts = contest_verdicts.find_verdicts(contest)
+    (sentence,) = contest_tables._describe_goal(verdicts)
+    assert "It is missed: the lower end of the saving at" in sentence
+    saved = Saving(0.15, 0.12, 0.18, 0.2, 5)
+    assert contest_verdicts.list_missed_goals([replace(v, saving=saved) for v in verdicts]) == []
+    small = min(verdicts, key=lambda v: v.batch)
+    behind = replace(small, lead=replace(small.lead, low=-0.006))
+    others = [replace(v, saving=saved) for v in verdicts if v is not small]
+    (missed,) = contest_verdicts.list_missed_goals([behind, *others])
+    assert "at 65,536 tokens per step ours may be behind by more than 0.005" in missed
+    assert contest_verdicts.list_missed_goals(others) is None
+
+
 def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
     def train(key):
-        lost = key.stage == "test" and key.setting.arm == OURS and key.seed <= 3
+        lost = key.stage == "test" and key.setting.arm == OURS and key.seed <= 103
         return {**invent(key), "loss": None} if lost else invent(key)
 
     contest = run_stages(tmp_path, train)

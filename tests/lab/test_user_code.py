@@ -14,7 +14,7 @@ from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.user_code import call_user_function
 from tests.support.damage import read_payload, seal
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.processes import PROCESS_TIMEOUT
 
 SMALL = ["--data", "synthetic:4,2,16", "--batch-size", "16", "--epochs", "1", "--device", "cpu"]
 CODE = """

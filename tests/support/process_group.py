@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from tests.support.processes import PROCESS_TIMEOUT
 from tests.support.programs import copying_context
-from tests.support.timeouts import PROCESS_TIMEOUT
 
 
 class ProcessGroup:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.processes import PROCESS_TIMEOUT
 
 PRELOADED = [
     "neumann.lab.commands.main",

@@ -15,8 +15,8 @@ from neumann.lab.commands.main import main
 from neumann.lab.commands.parser import COMMANDS, parse_flags
 from neumann.lab.commands.summaries import SUMMARIES
 from neumann.lab.storage.reading import read_config
+from tests.support.processes import PROCESS_TIMEOUT
 from tests.support.texts import make_documents, write_documents
-from tests.support.timeouts import PROCESS_TIMEOUT
 
 
 def test_help_lists_the_commands(capsys):

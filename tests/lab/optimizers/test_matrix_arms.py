@@ -91,6 +91,25 @@ def test_muon_by_norm_slows_layers_with_many_inputs():
     assert rates[model.layers[0].forward_out.weight] == 0.25  # 16 outputs, 64 inputs
 
 
+@needs_muon
+def test_normuon_by_norm_takes_steps_as_long_as_those_of_muon_by_norm():
+    """Its rows differ, and the norm of the step of each matrix is the same."""
+    sizes = []
+    for arm in (
+        "muon:lr=0.1,momentum=0.5,adjust_lr_fn=norm",
+        "normuon:lr=0.1,momentum=0.5,update_scale=norm",
+    ):
+        model = make_model()
+        optimizer, hidden = build(arm, model), collect_roles(model)["hidden"]
+        before = [p.detach().clone() for p in hidden]
+        tokens = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(0))
+        cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        steps = [p.detach() - old for p, old in zip(hidden, before, strict=True)]
+        sizes.append(torch.stack([step.norm() for step in steps]))
+    torch.testing.assert_close(*sizes, rtol=0.02, atol=0)
+
+
 def test_torch_without_muon(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(UsageError, match=r"^torch \S+ has no Muon: it needs 2.9 or newer$"):

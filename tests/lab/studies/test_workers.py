@@ -23,8 +23,8 @@ from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
+from tests.support.processes import PROCESS_TIMEOUT, is_running
 from tests.support.programs import FORKING_COMMAND, Program
-from tests.support.timeouts import PROCESS_TIMEOUT
 
 
 class Stop(Exception):
@@ -56,13 +56,6 @@ def workers_of(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     helper = b"resource_tracker"
     return [int(pid) for pid in children if helper not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def is_running(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
 
 
 class StopAtLine(StudyObserver):

@@ -13,7 +13,7 @@ import pytest
 from neumann.lab.storage import atomic_files
 from neumann.lab.training.checkpoints import CheckpointError, Checkpoints
 from tests.support.checkpointing import consistent, names, payload
-from tests.support.timeouts import PROCESS_TIMEOUT
+from tests.support.processes import PROCESS_TIMEOUT
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

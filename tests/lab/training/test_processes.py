@@ -20,9 +20,9 @@ from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, StopAgreement, run_on_leader
 from neumann.lab.training.records import Diverged
+from tests.support.processes import PROCESS_TIMEOUT
 from tests.support.programs import run_ranks
 from tests.support.texts import make_documents, write_documents
-from tests.support.timeouts import PROCESS_TIMEOUT
 
 CHECKED = Path(__file__).parents[2] / "support" / "check_threads_end.py"
 DIGITS = TrainConfig(opt="neumann:warmup_epochs=1", lr=0.1, epochs=2, log_every=5).resolve()

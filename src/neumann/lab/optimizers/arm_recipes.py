@@ -149,7 +149,6 @@ RECIPES = {
         "pytorch_optimizer",
         "NorMuon",
         0.02,
-        {"update_scale": "match_rms"},
         assemble=build_normuon,
         fixed=(*_NORMUON_FIXED, DECAY_NORMS),
         about="Muon, scaled row by row",

@@ -55,17 +55,24 @@ def build_normuon(
     constructor: Constructor,
     groups: Groups,
     *,
+    update_scale: str = "match_rms",
     rest_betas: tuple[float, float] = USUAL_BETAS,
     **options: Any,
 ) -> Optimizer:
-    """NorMuon, which has an AdamW of its own."""
+    """NorMuon, which has an AdamW of its own.
+
+    `update_scale` is the package's, or "norm", as `adjust_lr_fn` of `join_muon`.
+    """
     check_betas(REST_BETAS, rest_betas, USUAL_BETAS)
+    if update_scale == BY_NORM:
+        groups = [part for group in groups for part in _scale_by_norm(group)]
+        update_scale = "preserve_norm"
     hidden, rest = _split(groups)
     marked = [
         *({**group, "use_muon": True} for group in hidden),
         *({**group, "use_muon": False, "betas": rest_betas} for group in rest),
     ]
-    return constructor(marked, **options)
+    return constructor(marked, update_scale=update_scale, **options)
 
 
 def _split(groups: Groups) -> tuple[Groups, Groups]:
@@ -86,7 +93,7 @@ def check_betas(name: str, betas: Any, usual: tuple[float, ...]) -> None:
 
 
 def _scale_by_norm(group: dict[str, Any]) -> Groups:
-    """Divide hidden matrices by shape. torch's "original" rate has √max(1, out/in)."""
+    """Divide hidden matrices by shape. "original" and "preserve_norm" have √max(1, out/in)."""
     if group["role"] != HIDDEN:
         return [group]
     by_factor: dict[float, list[Any]] = {}

@@ -21,11 +21,12 @@ def use_ghost_batches(model: nn.Module, size: int) -> None:
     """Make every BatchNorm layer normalize groups of this many examples in training."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            module.__class__ = _make_ghost_kind(type(module), size)
+            kind: Any = type(module)
+            module.__class__ = _make_ghost_kind(kind, size)
 
 
 @functools.cache  # a compiler takes a new class for new code, and gives up after a few runs
-def _make_ghost_kind(kind: type[_BatchNorm], size: int) -> type[_BatchNorm]:
+def _make_ghost_kind(kind: Any, size: int) -> Any:
     """A subclass keeps what the layer does besides (timm's have an activation), and its names in
     the state dict."""
     own = {"ghost_size": size, "following": _list_following(kind)}
