@@ -44,13 +44,14 @@ GAIN, GAIN_SHARE = 0.8, 0.038
 FORCES_GAIN, FORCES_SHARE = 0.5, 0.021
 PLAIN_GAIN, PLAIN_SHARE = 0.8, 0.033
 WORTH_TUNING = GAIN / 2  # points, for which one would tune another option
-LARS_LOSS = 0.4  # points, the least that the paper says of LARS
+LARS_LOSS, LARS_SHARE = 0.4, 0.016  # the least that the paper says of LARS
 EPOCH_FACTOR = 258 / 226  # the largest ratio in the paper's Table 3
-LOSS_MARGIN = 0.05  # of the logarithm of the training loss
+LOSS_MARGIN = 0.22  # of the logarithm of the training loss: 20 %
 NATS_MARGIN = 0.01
 INTERVALS = ("2.2", "4.4", "8.8")  # % of a run, the first K
 BASELINES = ("nesterov", "rmsprop")
 MAIN = ("main-cifar10", "main-cifar100")
+LARGE = 2048  # 4 % of CIFAR-10; the paper's largest batch is 2.5 % of ImageNet
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _lengths(arm: str, batch: int) -> dict[int, Source]:
 
 def _by_batch(arm: str) -> dict[int, Source]:
     small = {128: Source("small-batch", arm)}
-    return small | {batch: _scaling(arm, batch) for batch in BATCHES}
+    return small | {batch: _scaling(arm, batch) for batch in BATCHES if batch <= LARGE}
 
 
 CLAIMS = (
@@ -94,18 +95,14 @@ CLAIMS = (
         "Large batches without loss",
         "Batches of up to 32,000 images train a model as good as the baseline's.",
         "abstract, Table 3, Figure 3",
-        "`studies/paper/scaling.toml`: Neumann at 2,048, 8,192 and 32,768 beside Nesterov SGD at "
-        "512",
-        "Supported if Neumann loses less than 0.2 points at each of the three batches; not "
-        "supported if it loses more at one of them.",
-        tuple(
-            lose_at_most(MARGIN, _scaling("neumann", batch), _scaling("nesterov", 512))
-            for batch in BATCHES[1:]
-        ),
-        limits="32,768 images are 65 % of CIFAR-10 and leave one step an epoch; the paper's "
-        "32,000 are 2.5 % of ImageNet and leave 40. By share of the data, 1,250 images of "
-        "CIFAR-10 are as many. The paper's Table 3 has 24.0 % error at 32,000, 23.0 % at 1,600, "
-        "and 23.9 % for the baseline.",
+        "`studies/paper/scaling.toml`: Neumann at 2,048 and Nesterov SGD at 512",
+        "Supported if Neumann loses less than 0.2 points; not supported if it loses more.",
+        (lose_at_most(MARGIN, _scaling("neumann", LARGE), _scaling("nesterov", 512)),),
+        limits="The paper's 32,000 images are 2.5 % of ImageNet and leave 40 steps an epoch. By "
+        "share of the data, 1,250 images of CIFAR-10 are as many, and 2,048 more. 32,768 would be "
+        "65 % of CIFAR-10 and leave one step an epoch, which says nothing about the paper; the "
+        "[table](#batch-sizes) has 8,192 and 32,768 without a verdict. The paper's Table 3 has "
+        "24.0 % error at 32,000, 23.0 % at 1,600, and 23.9 % for the baseline.",
     ),
     Claim(
         2,
@@ -115,20 +112,20 @@ CLAIMS = (
         "`studies/paper/scaling-epochs.toml` and `studies/paper/scaling.toml`: whole runs of 15, "
         "30 and 60 epochs, each with its whole schedule; epochs to the mean accuracy of Nesterov "
         "SGD at 512 after 30, interpolated",
-        "Supported if Neumann at 2,048, 8,192 and 32,768 each needs at most 1.14 times its epochs "
-        "at 512, the largest ratio in Table 3; not supported if one needs more. A seed that never "
-        "gets there counts as 60 epochs.",
-        tuple(
+        "Supported if Neumann at 2,048 needs at most 1.14 times its epochs at 512, the largest "
+        "ratio in Table 3; not supported if it needs more. A seed that never gets there counts as "
+        "60 epochs.",
+        (
             EpochsToAccuracy(
                 _lengths("neumann", 512),
-                _lengths("neumann", batch),
+                _lengths("neumann", LARGE),
                 _lengths("nesterov", 512)[TARGET_EPOCHS],
                 EPOCH_FACTOR,
-            )
-            for batch in BATCHES[1:]
+            ),
         ),
-        limits="As for claim 1: by share of the data, these batches are 1.6 to 26 times the "
-        "paper's largest.",
+        limits="As for claim 1: by share of the data, 2,048 images are 1.6 times the paper's "
+        "largest batch, and larger ones have no verdict. Seeds differ by more epochs than the 14 "
+        "% that are to be shown, so five seeds may leave this open.",
     ),
     Claim(
         3,
@@ -159,14 +156,19 @@ CLAIMS = (
         "section 4.1",
         "`studies/paper/shorter-runs.toml`: Neumann for 90 % of the epochs beside the baselines' "
         "whole runs, each with its whole schedule; 80 and 70 % as well",
-        "Supported if Neumann at 90 % of the length loses less than 0.2 points to both baselines; "
-        "not supported if it loses more to one of them.",
+        "Supported if Neumann at 90 % of the length is ahead of both baselines; not supported if "
+        "it is behind one of them.",
         tuple(
-            lose_at_most(
-                MARGIN, Source("shorter-runs", "neumann 90%"), Source("shorter-runs", baseline)
+            Contrast(
+                Source("shorter-runs", "neumann 90%"),
+                Source("shorter-runs", baseline),
+                claimed=0.0,
             )
             for baseline in BASELINES
         ),
+        limits="A tenth of the epochs costs any optimizer about 0.1 points here, less than the "
+        "margin of 0.2 within which we call two things equal. So being as good within that margin "
+        "would not show that steps are saved.",
     ),
     Claim(
         5,
@@ -192,7 +194,8 @@ CLAIMS = (
                 "β 1e-4",
             )
         ),
-        limits="The warm-up and K are claims 14 and 13.",
+        limits="The warm-up and K are claims 14 and 13. 0.4 points are a large share of an error "
+        "on CIFAR; with ImageNet's share, no number of seeds that we can afford would decide.",
     ),
     Claim(
         6,
@@ -226,7 +229,7 @@ CLAIMS = (
         "section 4.1",
         "`studies/paper/main-cifar10.toml`: accuracy, and training loss over the last epoch",
         "Supported if Neumann is ahead of RMSProp and Nesterov SGD in accuracy, and its training "
-        "loss is at most 5 % below theirs; not supported if it is behind by claim 3's measure or "
+        "loss is at most 20 % below theirs; not supported if it is behind by claim 3's measure or "
         "its loss is lower than that.",
         tuple(
             Contrast(
@@ -362,10 +365,13 @@ CLAIMS = (
         "section 2.1, appendix A",
         "`studies/paper/krylov.toml`: conjugate gradients with the Gauss–Newton matrix and with "
         "the Hessian, by the clock",
-        "Supported if neither reaches Neumann's training loss in the time Neumann takes; not "
-        "supported if one does.",
+        "All take whole runs with their whole schedules, as many epochs as fit into about the "
+        "same time, without compilation or CUDA graphs, which conjugate gradients cannot use "
+        "here. Supported if in every seed Neumann ends with a lower training loss than both, and "
+        "no later; not supported if in every seed one of them ends with a lower loss, and no "
+        "later.",
         measure=race_conjugate_gradients,
-        limits="Our conjugate gradients; a faster solver may exist.",
+        limits="Our conjugate gradients; a faster solver may exist. Run it with --jobs 1.",
     ),
     Claim(
         17,
@@ -456,7 +462,7 @@ CLAIMS = (
         "section 3.2",
         "`studies/paper/small-batch.toml` (128) and `studies/paper/scaling.toml`: the difference "
         "to Nesterov SGD by batch size",
-        "Supported if the difference grows from 128 to 32,768, by a line through all batches for "
+        "Supported if the difference grows from 128 to 2,048, by a line through all batches for "
         "each seed; the claimed effect is at least 0.2 points.",
         (AdvantageByBatch(_by_batch("neumann"), _by_batch("nesterov")),),
     ),
@@ -499,16 +505,21 @@ CLAIMS = (
         "Better than LARS and linear scaling",
         "At large batches it beats LARS and SGD with a scaled learning rate.",
         "section 4.2",
-        "`studies/paper/scaling.toml` at 8,192 and 32,768: LARS, and Nesterov SGD with its "
-        "learning rate tuned at each batch",
-        "Supported if Neumann is ahead of both at both batches. The claimed effect is 0.4 points "
-        "for LARS, and at least 0.2 for SGD.",
-        tuple(
-            Contrast(_scaling("neumann", batch), _scaling(arm, batch), claimed=claimed)
-            for batch in (8192, 32768)
-            for arm, claimed in (("lars", LARS_LOSS), ("nesterov", MARGIN))
+        "`studies/paper/scaling.toml` at 2,048: LARS, and Nesterov SGD with its learning rate "
+        "tuned at this batch",
+        "Supported if Neumann is ahead of both. The claimed effect is 0.4 points for LARS, or 1.6 "
+        "% of the error where that is less, and at least 0.2 for SGD.",
+        (
+            Contrast(
+                _scaling("neumann", LARGE),
+                _scaling("lars", LARGE),
+                claimed=LARS_LOSS,
+                claimed_share=LARS_SHARE,
+            ),
+            Contrast(_scaling("neumann", LARGE), _scaling("nesterov", LARGE)),
         ),
-        limits="A rate tuned at each batch is a stronger baseline than linear scaling.",
+        limits="A rate tuned at each batch is a stronger baseline than linear scaling. Batches "
+        "beyond the paper's share of the data have no verdict, as for claim 1.",
     ),
     Claim(
         27,

@@ -21,9 +21,11 @@ from neumann.lab.studies.study_files import (
     FINAL,
     SEARCH,
     STUDY,
+    SWEEP,
     get_run_folder,
     read_comparison_file,
     read_study_file,
+    read_sweep_file,
 )
 
 FORCE_POINTS = 24  # of a run, at which the forces are kept
@@ -69,6 +71,7 @@ def collect_study(folder: Path) -> dict[RunKey, Run]:
         points = ["" if point == "." else point for point in found]
     runs: dict[RunKey, Run] = {}
     for point in points:
+        runs |= _list_lost(_find_sweep(folder, point, points), point)
         for stage, place in (
             (SEARCH, folder / point / SEARCH),
             (FINAL, folder / point / FINAL),
@@ -77,6 +80,30 @@ def collect_study(folder: Path) -> dict[RunKey, Run]:
             if (place / COMPARISON).exists():
                 runs |= _collect_comparison(place, stage, point)
     return runs
+
+
+def _find_sweep(folder: Path, point: str, points: Sequence[str]) -> Path:
+    """The folder of the search whose rates a point takes: its own, or that of the nearest point."""
+    values = set(point.split(","))
+    found = [each for each in points if (folder / each / SWEEP).exists()]
+    nearest = max(found, key=lambda each: len(values & set(each.split(","))), default=point)
+    return folder / nearest
+
+
+def _list_lost(folder: Path, point: str) -> dict[RunKey, Run]:
+    """The runs that an arm would have had on the test set: it diverged at every learning rate."""
+    if not (folder / SWEEP).exists():
+        return {}
+    content = read_sweep_file(folder)
+    winners = content["winners"]
+    if winners is None:  # the search has not ended
+        return {}
+    return {
+        RunKey(FINAL, point, get_name(arm), seed): {"diverged": True}
+        for arm in content["grid"]
+        if arm not in winners
+        for seed in range(content["seeds"])
+    }
 
 
 def _collect_comparison(folder: Path, stage: str, point: str) -> dict[RunKey, Run]:

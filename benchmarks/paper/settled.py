@@ -7,7 +7,7 @@ except for claims 6, 17 and 18, whose measurements are older than the list.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -79,7 +79,7 @@ def compare_forces(results: Results) -> Settled | None:
     if not runs:
         return Settled(Verdict.INCONCLUSIVE, "no run recorded its forces")
     early = [_is_cubic_larger(run, 0.0, 1 / 3) for run in runs]
-    late = [not _is_cubic_larger(run, 2 / 3, 1.0) for run in runs]
+    late = [_is_repulsion_larger(run, 2 / 3, 1.0) for run in runs]
     verdict = Verdict.INCONCLUSIVE
     if all(early) and all(late):
         verdict = Verdict.SUPPORTED
@@ -100,47 +100,58 @@ def compare_forces(results: Results) -> Settled | None:
 
 
 def _is_cubic_larger(run: Run, start: float, end: float) -> bool:
+    return _find_excess(run, start, end) > 0
+
+
+def _is_repulsion_larger(run: Run, start: float, end: float) -> bool:
+    return _find_excess(run, start, end) < 0
+
+
+def _find_excess(run: Run, start: float, end: float) -> float:
+    """The cubic force less the repulsion in a part of a run (median); 0 if no force acts there."""
     lines = [line for line in run["forces"] if start <= line[0] <= end and any(line[1:3])]
-    return bool(lines) and median(line[1] - line[2] for line in lines) > 0
+    return median(line[1] - line[2] for line in lines) if lines else 0.0
 
 
 # ---------------------------------------------------------------------- claim 16
 
 
 def race_conjugate_gradients(results: Results) -> Settled | None:
-    """Supported if no form of conjugate gradients reaches Neumann's last training loss in the time
-    that Neumann takes; not supported if one does. Means over the seeds, by the clock."""
-    arms = ("neumann", "cg Gauss-Newton", "cg Hessian")
+    """Supported if in every seed Neumann ends with a lower training loss than both forms of
+    conjugate gradients, and no later; not supported if in every seed one of them does so. A run
+    that diverged has no loss and loses."""
+    neumann, *others = arms = ("neumann", "cg Gauss-Newton", "cg Hessian")
     if not has_all_seeds(results, "krylov", arms):
         return None
-    runs = {arm: list(results.find("krylov", arm).values()) for arm in arms}
-    ended = {arm: [run for run in each if not run.get("diverged")] for arm, each in runs.items()}
-    if not ended["neumann"]:
-        return Settled(Verdict.INCONCLUSIVE, "every run of Neumann diverged")
-    target = fmean(run["train_loss"] for run in ended["neumann"])
-    limit = fmean(run["seconds"] for run in ended["neumann"])
-    words, won = [f"Neumann: loss {target:.3f} in {limit:.0f} s"], False
-    for arm in arms[1:]:
-        if not ended[arm]:
-            words.append(f"{arm}: diverged")
-            continue
-        seconds = [_find_seconds(run, target) for run in ended[arm]]
-        when = None if None in seconds else fmean(each for each in seconds if each is not None)
-        won |= when is not None and when <= limit
-        took = fmean(run["seconds"] for run in ended[arm])
-        last = fmean(run["train_loss"] for run in ended[arm])
-        reached = f"in {when:.0f} s" if when is not None else "never"
-        words.append(f"{arm}: there {reached} (loss {last:.3f} after {took:.0f} s)")
-    return Settled(Verdict.NOT_SUPPORTED if won else Verdict.SUPPORTED, "; ".join(words))
+    runs = {arm: results.find("krylov", arm) for arm in arms}
+    beaten = dict.fromkeys(others, 0)  # by Neumann: seeds
+    beating = dict.fromkeys(others, 0)
+    for seed, ours in runs[neumann].items():
+        for arm in others:
+            beaten[arm] += _wins(ours, runs[arm][seed])
+            beating[arm] += _wins(runs[arm][seed], ours)
+    count = len(runs[neumann])
+    verdict = Verdict.INCONCLUSIVE
+    if all(each == count for each in beaten.values()):
+        verdict = Verdict.SUPPORTED
+    elif any(each == count for each in beating.values()):
+        verdict = Verdict.NOT_SUPPORTED
+    return Settled(verdict, "; ".join(_describe_race(arm, runs[arm].values()) for arm in arms))
 
 
-def _find_seconds(run: Run, target: float) -> float | None:
-    """When a run first has that training loss; the clock counts training alone, evenly."""
-    curve = run["train_loss_curve"]
-    for epoch, loss in enumerate(curve, start=1):
-        if loss is not None and loss <= target:
-            return float(run["seconds"]) * epoch / len(curve)
-    return None
+def _wins(run: Run, other: Run) -> bool:
+    """Whether a run ends with a lower training loss than another, and no later."""
+    if run.get("diverged") or other.get("diverged"):
+        return not run.get("diverged")
+    return bool(run["train_loss"] < other["train_loss"] and run["seconds"] <= other["seconds"])
+
+
+def _describe_race(arm: str, runs: Iterable[Run]) -> str:
+    ended = [run for run in runs if not run.get("diverged")]
+    if not ended:
+        return f"{arm}: diverged"
+    loss, seconds = (fmean(run[key] for run in ended) for key in ("train_loss", "seconds"))
+    return f"{arm}: loss {loss:.3f} after {seconds:.0f} s"
 
 
 # ---------------------------------------------------------------------- claims 17 to 19

@@ -106,6 +106,20 @@ def test_claims_name_runs_that_the_studies_plan(tmp_path):
 # ---------------------------------------------------------------------- collecting
 
 
+@pytest.mark.slow
+def test_an_arm_that_diverges_at_every_searched_rate_has_diverged_runs(tmp_path):
+    """Divergence is evidence; without these lines the claim would wait for runs for ever."""
+    file = tmp_path / "lost.toml"
+    file.write_text(STUDY.replace('opt = "sgd"', 'opt = "sgd"\nlr = "1e20:1e30:3"'))
+    study = read_study_toml(file, tmp_path / "lost")
+    study.write()
+    study.test(study.search(Session()), Session())
+    runs = collect_study(study.folder)
+    lost = {key for key, run in runs.items() if run == {"diverged": True}}
+    points = [name_point(batch_size=batch) for batch in (128, 256)]  # the second takes the rates
+    assert lost == {RunKey("final", p, "base", seed) for p in points for seed in range(2)}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     file = tmp_path_factory.mktemp("study") / "batches.toml"
@@ -367,25 +381,33 @@ def test_forces_along_runs(tmp_path):
     late = [[share, 1.0, 0.5, 100.0] for share in (0.1, 0.5, 0.9)]
     ledger.add(RunKey("final", "", "neumann", 1), {"score": 94.0, "forces": late})
     assert compare_forces(Results(tmp_path)).verdict == Verdict.INCONCLUSIVE
+    for seed in range(10):  # without a force at the end, the repulsion is not the larger one
+        none = [*along[:2], [0.9, 0.0, 0.0, 50.0]]
+        ledger.add(RunKey("final", "", "neumann", seed), {"score": 94.0, "forces": none})
+    assert compare_forces(Results(tmp_path)).verdict == Verdict.NOT_SUPPORTED
 
 
 def test_conjugate_gradients_by_the_clock(tmp_path):
     ledger = Ledger(tmp_path / "krylov.jsonl", RunKey)
 
-    def record(arm, seconds, curve):
-        run = {"seconds": seconds, "train_loss": curve[-1], "train_loss_curve": curve}
+    def record(arm, seconds, loss):
+        run = {"seconds": seconds, "train_loss": loss} if loss else {"diverged": True}
         for seed in range(count_seeds("krylov")):
             ledger.add(RunKey("final", "", arm, seed), run)
 
-    record("neumann", 10.0, [1.0, 0.5])
-    record("cg Hessian", 100.0, [1.5, 1.2])
+    record("neumann", 10.0, 0.5)
+    record("cg Hessian", 12.0, 1.2)
     assert race_conjugate_gradients(Results(tmp_path)) is None
-    record("cg Gauss-Newton", 40.0, [0.9, 0.4, 0.3, 0.2])
+    record("cg Gauss-Newton", 11.0, 0.6)
     found = race_conjugate_gradients(Results(tmp_path))
     assert found.verdict == Verdict.SUPPORTED
-    assert "cg Gauss-Newton: there in 20 s" in found.figure
-    record("cg Gauss-Newton", 12.0, [0.9, 0.4, 0.3, 0.2])
+    assert "neumann: loss 0.500 after 10 s; cg Gauss-Newton: loss 0.600 after 11 s" in found.figure
+    record("cg Gauss-Newton", 11.0, 0.4)  # a lower loss, but later
+    assert race_conjugate_gradients(Results(tmp_path)).verdict == Verdict.INCONCLUSIVE
+    record("cg Gauss-Newton", 10.0, 0.4)
     assert race_conjugate_gradients(Results(tmp_path)).verdict == Verdict.NOT_SUPPORTED
+    record("cg Gauss-Newton", 11.0, None)
+    assert race_conjugate_gradients(Results(tmp_path)).verdict == Verdict.SUPPORTED
 
 
 @pytest.mark.parametrize(
