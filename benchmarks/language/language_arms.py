@@ -17,8 +17,8 @@ from neumann import Neumann, param_groups
 from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.optimizers.role_rates import collect_roles, group_by_rate
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions
+from neumann.optim.lr_rules import lr_factor
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
-from neumann.optim.schedules import lr_factor
 
 RAMP = 0.03  # of the steps
 BOTH = ("embedding", "output")

@@ -1,15 +1,13 @@
-"""From the folders of studies to verdicts: what is collected, the list of claims, the table."""
+"""The list of claims, and verdicts on invented runs."""
 
 import dataclasses
 import json
 import math
-import random
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.ledger import Ledger
-from benchmarks.common.pages import list_parts
 from benchmarks.paper import claim_tests
 from benchmarks.paper.claim_tests import (
     Contrast,
@@ -21,18 +19,11 @@ from benchmarks.paper.claim_tests import (
     get_loss,
 )
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
-from benchmarks.paper.collect_runs import add_runs, check_study
-from benchmarks.paper.draw_figures import draw_all
-from benchmarks.paper.judge_claims import PAGE
 from benchmarks.paper.judging import Verdict
 from benchmarks.paper.run_lines import (
     Results,
     RunKey,
-    collect_study,
-    describe_run,
-    name_point,
 )
-from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
 from benchmarks.paper.settled import (
     compare_forces,
     count_negative,
@@ -40,41 +31,12 @@ from benchmarks.paper.settled import (
     race_conjugate_gradients,
 )
 from benchmarks.paper.verdict_table import (
-    KIND,
-    count_verdicts,
-    fill_page,
     find_edge,
-    format_rows,
     judge_claims,
 )
-from neumann.lab.errors import UsageError
-from neumann.lab.storage.run_files import RunFiles
-from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
 
 ROOT = Path(__file__).parents[2]
-STUDY = """
-title = "Batches"
-[settings]
-data = "digits"
-epochs = 2
-device = "cpu"
-log_every = 5
-[arms.neumann]
-opt = "neumann:warmup=10%"
-[arms.base]
-opt = "sgd"
-[axes]
-batch_size = [128, 256]
-[tuning]
-lr = "0.1:0.4:3"
-at = {batch_size = 128}
-[test]
-seeds = 2
-"""
-
-
-# ---------------------------------------------------------------------- the list of claims
 
 
 def test_all_claims_are_listed_once():
@@ -101,83 +63,6 @@ def test_claims_name_runs_that_the_studies_plan(tmp_path):
             planned |= {Source(study, arm, name) for arm in arms}
             assert point.config.seeds == count_seeds(study)
     assert sources - planned == set()
-
-
-# ---------------------------------------------------------------------- collecting
-
-
-@pytest.mark.slow
-def test_an_arm_that_diverges_at_every_searched_rate_has_diverged_runs(tmp_path):
-    """Divergence is evidence; without these lines the claim would wait for runs for ever."""
-    file = tmp_path / "lost.toml"
-    file.write_text(STUDY.replace('opt = "sgd"', 'opt = "sgd"\nlr = "1e20:1e30:3"'))
-    study = read_study_toml(file, tmp_path / "lost")
-    study.write()
-    study.test(study.search(Session()), Session())
-    runs = collect_study(study.folder)
-    lost = {key for key, run in runs.items() if run == {"diverged": True}}
-    points = [name_point(batch_size=batch) for batch in (128, 256)]  # the second takes the rates
-    assert lost == {RunKey("final", p, "base", seed) for p in points for seed in range(2)}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    file = tmp_path_factory.mktemp("study") / "batches.toml"
-    file.write_text(STUDY)
-    study = read_study_toml(file, file.parent / "batches")
-    study.write()
-    study.test(study.search(Session()), Session())
-    return study.folder
-
-
-@pytest.mark.slow
-def test_runs_of_a_study_are_collected_once(folder, tmp_path):
-    found = collect_study(folder)
-    stages = [key.stage for key in found]
-    assert (stages.count("search"), stages.count("final")) == (6, 8)
-    results = Results(tmp_path / "new")
-    assert add_runs(results.open("batches"), found) == 14
-    again = Results(tmp_path / "new")
-    assert add_runs(again.open("batches"), found) == 0
-    assert again.open("batches").path.stat().st_size < 20_000
-    for point in (name_point(batch_size=128), name_point(batch_size=256)):
-        runs = again.find("batches", "neumann", point)
-        for seed, run in runs.items():
-            place = folder / point / ("final" if point.endswith("128") else "")
-            summary = json.loads((place / f"neumann/seed-{seed}/summary.json").read_text())
-            assert run["score"] == summary["accuracy"]
-            assert run["curve"][-1] == pytest.approx(summary["accuracy"], rel=1e-3)
-            assert len(run["curve"]) == len(run["train_loss_curve"]) == 2
-            assert all(0 < share <= 1 for share, *_ in run["forces"])
-        assert sorted(runs) == [0, 1]
-    assert "forces" not in again.find("batches", "base", name_point(batch_size=128))[0]
-    assert find_edge(Source("batches", "neumann", "batch_size=128"), again) in (
-        None,
-        "neumann (batch_size=128) at 0.1",
-        "neumann (batch_size=128) at 0.4",
-    )
-
-
-def test_folders_of_a_machine_are_not_kept():
-    for data, kept in (
-        ("text:/home/me/a.txt,b/c.txt.xz", "text:a.txt,c.txt.xz"),
-        ("cifar10", "cifar10"),
-        ("folder:/data/imagenet", "folder:imagenet"),
-    ):
-        files = RunFiles({"data": data}, {}, [], {"diverged": {"step": 1, "lr": 1.0}})
-        files.summary["diverged"]["checkpoint"] = None
-        assert describe_run(files, curves=True) == {"data": kept, "diverged": True}
-
-
-@pytest.mark.slow
-def test_a_result_is_not_replaced(folder, tmp_path):
-    found = collect_study(folder)
-    ledger = Ledger(tmp_path / "batches.jsonl", RunKey)
-    add_runs(ledger, found)
-    key = next(iter(found))
-    changed = {**found, key: {**found[key], "score": 12.5}}
-    with pytest.raises(UsageError, match=r"has score .* but the folder has 12\.5"):
-        add_runs(ledger, changed)
 
 
 # ---------------------------------------------------------------------- verdicts on invented runs
@@ -314,20 +199,6 @@ def test_a_reference_with_a_diverged_run_has_an_accuracy(study, tmp_path):
     assert "× the epochs to 91.5 %" in row.figure
 
 
-def test_runs_of_another_study_are_refused(tmp_path):
-    folder = tmp_path / "main-cifar10"
-    key = RunKey("final", "", "neumann", 0)
-    with pytest.raises(UsageError, match="is no folder of a study"):
-        check_study(folder, {})
-    folder.mkdir()
-    check_study(folder, {key: {"data": "cifar10", "model": "resnet9"}})
-    with pytest.raises(UsageError, match=r"seed 0 has data digits, and main-cifar10.toml has cif"):
-        check_study(folder, {key: {"data": "digits", "model": "mlp"}})
-    (tmp_path / "other").mkdir()
-    with pytest.raises(UsageError, match=r"there is no other.toml in studies/paper"):
-        check_study(tmp_path / "other", {})
-
-
 def test_equality_of_two_kinds_of_arms_on_average(study, tmp_path):
     study("constant 1", [94.3, 94.31, 94.29, 94.3, 94.32])
     study("constant 2", [93.7, 93.72, 93.7, 93.69, 93.7])
@@ -447,111 +318,3 @@ def test_eigenvalues_of_a_new_network(tmp_path):
     assert measure(12.0, 40.0) == Verdict.SUPPORTED
     assert measure(2.0, 40.0) == Verdict.INCONCLUSIVE
     assert measure(2.0, 3.0) == Verdict.NOT_SUPPORTED
-
-
-# ---------------------------------------------------------------------- the table and the page
-
-
-@pytest.fixture
-def invented(tmp_path):
-    """All runs that the claims name: Neumann is as good as Nesterov, both lose at large batches."""
-    sources = {source for claim in CLAIMS for test in claim.tests for source in test.sources}
-    sources |= {Source("krylov", arm) for arm in ("neumann", "cg Gauss-Newton", "cg Hessian")}
-    for source in sorted(sources, key=repr):
-        ledger = Ledger(tmp_path / f"{source.study}.jsonl", RunKey)
-        chance = random.Random(repr(source))
-        values = dict(part.split("=") for part in source.point.split(",") if part)
-        for seed in range(count_seeds(source.study)):
-            score = 94 - 2 * math.log2(int(values.get("batch_size", 512)) / 512)
-            score += math.log2(int(values.get("epochs", 60)) / 60) + chance.gauss(0, 0.1)
-            score -= 3 * (source.arm == "adam")
-            run = {"score": score, "train_loss": 0.1, "seconds": 10.0, "lr": 0.1}
-            run["curve"] = [score - 10 + k % 3 for k in range(9)]
-            run["train_loss_curve"] = [1.0, 0.5, 0.1]
-            run["forces"] = [[share, 1.0 - share, 0.5, 9.0] for share in (0.1, 0.5, 0.9)]
-            ledger.add(RunKey("final", source.point, source.arm, seed), run)
-    return Results(tmp_path)
-
-
-def test_with_all_runs_every_row_has_a_verdict(invented):
-    rows = judge_claims(invented)
-    verdicts = {row.claim.number: row.verdict for row in rows}
-    assert [n for n, verdict in verdicts.items() if verdict == Verdict.NOT_RUN] == [19]
-    for number in (1, 2, 3):
-        assert verdicts[number] == Verdict.NOT_SUPPORTED, rows[number - 1]
-    assert verdicts[7] == Verdict.SUPPORTED
-    assert verdicts[11] == Verdict.SUPPORTED
-    page = fill_page(PAGE.read_text(), rows, invented)
-    assert page.count("### ") == 28
-    assert fill_page(page, rows, invented) == page
-
-
-def test_tables_of_the_runs(tmp_path):
-    results = Results(tmp_path)
-    for tabulate in (tabulate_main, tabulate_scaling, tabulate_epochs):
-        assert tabulate(results) == "No runs yet."
-    main = Ledger(tmp_path / "main-cifar10.jsonl", RunKey)
-    for seed, score in enumerate((94.0, 94.2, None)):
-        result = {"diverged": True} if score is None else {"score": score, "train_loss": 0.05}
-        main.add(RunKey("final", "", "nesterov", seed), {"lr": 0.4, **result})
-    row = "| CIFAR-10 | Nesterov SGD | 94.10 ± 1.27, 1 diverged | 0.14 | 0.0500 | 0.4 | 2 |"
-    assert tabulate_main(Results(tmp_path)).splitlines()[2:] == [row]
-    shorter, longest = (
-        Ledger(tmp_path / f"{n}.jsonl", RunKey) for n in ("scaling-epochs", "scaling")
-    )
-    for batch, lost in ((512, 0.0), (2048, 1.0), (8192, 9.0)):
-        for epochs in (15, 30, 60):
-            score = 92 + math.log2(epochs / 30) - lost
-            ledger, axes = (longest, {}) if epochs == 60 else (shorter, {"epochs": epochs})
-            key = RunKey("final", name_point(batch_size=batch, **axes), "nesterov", 0)
-            ledger.add(key, {"score": score})
-    results = Results(tmp_path)
-    assert tabulate_scaling(results).splitlines()[2:] == [
-        "| Nesterov SGD | 93.00 | 92.00 | 84.00 |  |"
-    ]
-    assert tabulate_epochs(results).splitlines()[0].startswith("| epochs to 92.00 % |")
-    assert tabulate_epochs(results).splitlines()[2:] == [
-        "| Nesterov SGD | 30.0 | 60.0 | more than 60 |  |"
-    ]
-
-
-def test_figures_of_the_runs_that_are_there(invented, tmp_path):
-    rows, page = judge_claims(invented), PAGE.read_text()
-    assert "to come, in the form of the paper's: 1, 2, 3, 5 and 6" in fill_page(
-        page, rows, invented
-    )
-    assert draw_all(tmp_path / "empty") == []
-    drawn = draw_all(tmp_path)
-    assert [path.name for path in drawn] == [f"figure-{number}.png" for number in (1, 2, 3, 5, 6)]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    filled = fill_page(page, rows, invented)
-    assert filled.count("](../results/paper/figure-") == 5
-    assert "to come" not in filled
-
-
-def test_without_results_all_rows_are_there(tmp_path):
-    rows = judge_claims(Results(tmp_path))
-    table = format_rows(rows).splitlines()
-    assert len(table) == 2 + 28
-    assert table[5].startswith("| 4 | Fewer steps to the same accuracy | shorter-runs |")
-    assert all(line.count("|") == 6 for line in table)
-    verdicts = {row.claim.number: row.verdict for row in rows}
-    assert {n for n in CLAIMS_ON_TEST_SET if verdicts[n] != Verdict.NOT_RUN} == set()
-    assert verdicts[28] == Verdict.NOT_TESTABLE
-    assert count_verdicts(rows).startswith("Of 28 claims: 2 supported, 3 not supported")
-
-
-def test_the_page_is_up_to_date():
-    """If this fails, run python -m benchmarks.paper.judge_claims --update."""
-    page = PAGE.read_text()
-    assert set(list_parts(page, KIND)) == {
-        "count",
-        "table",
-        "main",
-        "scaling",
-        "epochs",
-        "figures",
-        "claims",
-    }
-    results = Results(ROOT / "results/paper")
-    assert fill_page(page, judge_claims(results), results) == page

@@ -8,7 +8,8 @@ from neumann.lab.errors import UsageError
 from neumann.lab.lr_schedules import Schedule
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
-from neumann.optim.schedules import SCHEDULE_NAMES, InverseTime, StepDecay, lr_factor
+from neumann.optim.lr_rules import SCHEDULE_NAMES, lr_factor
+from neumann.optim.schedules import InverseTime, StepDecay
 
 COUNTS = {"total_steps": 1000, "ramp_steps": 22, "steps_per_epoch": 10}
 

@@ -12,8 +12,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from neumann import Neumann
+from neumann.optim.lr_rules import SCHEDULE_NAMES
 from neumann.optim.schedules import (
-    SCHEDULE_NAMES,
     CosineDecay,
     InverseTime,
     LinearDecay,

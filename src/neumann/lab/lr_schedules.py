@@ -18,7 +18,7 @@ from typing import Any
 
 from neumann.lab.errors import UsageError, require, unknown
 from neumann.lab.lengths import Length
-from neumann.optim.schedules import SCHEDULE_NAMES, lr_factor
+from neumann.optim.lr_rules import SCHEDULE_NAMES, lr_factor
 
 SCHED = "--sched"
 _PARAMETERS = {"power": ("EXPONENT",), "step": ("FACTOR", "LENGTH"), "inverse": ("LENGTH",)}

@@ -29,7 +29,7 @@ Around it:
     diagnostics      what the optimizer is doing, for logs
     roles            what each parameter of a model is for: hidden matrix, embedding, output, vector
     groups           parameter groups by role, with the P, decay and scale of each
-    schedules        learning rates over a run (μ(t) is in `phases`)
+    schedules        learning rates over a run (μ(t) is in `phases`); `lr_rules`: as functions
     long_warmup      a warning if the SGD warm-up covers most of a run
     recipe           groups, optimizer and schedule in one call
     guard            a warning before displaced weights are saved as a model

@@ -29,7 +29,6 @@ SGD warm-up of `Neumann` covers most of a run, its iteration has little time lef
 knows `total_steps` warns about it.
 """
 
-import math
 import warnings
 from typing import Any, Literal, get_args
 
@@ -38,6 +37,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from neumann.optim.long_warmup import warn_of_long_warmup
+from neumann.optim.lr_rules import (
+    POWER,
+    STEP_EPOCHS,
+    STEP_FACTOR,
+    fall_as_cosine,
+    fall_in_drops,
+    fall_inversely,
+    find_share,
+    lr_factor,
+    ramp_from_zero,
+)
 from neumann.validation import require_integer, require_positive
 
 __all__ = [
@@ -51,88 +61,6 @@ __all__ = [
 ]
 
 RampStart = Literal["base", "zero"]
-SCHEDULE_NAMES = ("constant", "linear", "power", "cosine", "step", "rescaled", "inverse")
-
-STEP_FACTOR = 0.3
-STEP_EPOCHS = 40
-POWER = 0.7
-
-
-def lr_factor(
-    schedule: str,
-    step: int,
-    *,
-    total_steps: int,
-    ramp_steps: int,
-    steps_per_epoch: int,
-    power: float = POWER,
-    factor: float = STEP_FACTOR,
-    period_steps: float | None = None,
-    decay_steps: float | None = None,
-) -> float:
-    """Return what the peak learning rate is multiplied by in a step. All ramps start at zero.
-
-    Args:
-        schedule: `constant`, `linear`, `power`, `cosine`, `step` (× 0.3 every 40 epochs),
-            `inverse` (half the peak one epoch after the ramp), or `rescaled`, which is × 0.3 at
-            2/7, 4/7 and 6/7 of what follows the ramp. (The paper drops every 40 of its 210 to 258
-            epochs, which is `step`, and about five times per run; `rescaled` is a shorter schedule
-            of that kind.)
-        step: the optimizer step, counted from 0.
-        total_steps: optimizer steps of the run, the ramp included.
-        ramp_steps: the first steps, in which the rate rises.
-        steps_per_epoch: for the rules that are defined in epochs.
-        power: the exponent of the schedule `power`.
-        factor: what each drop of the schedule `step` multiplies the rate by.
-        period_steps: steps between the drops of `step`. None is 40 epochs.
-        decay_steps: steps after which `inverse` has half the peak. None is an epoch.
-
-    Raises:
-        ValueError: the schedule has another name.
-    """
-    if schedule not in SCHEDULE_NAMES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULE_NAMES)}; got {schedule!r}")
-    if step < ramp_steps:
-        return _ramp_from_zero(step, ramp_steps)
-    after = step - ramp_steps
-    share = _share(after, total_steps - ramp_steps)
-    match schedule:
-        case "linear":
-            return 1.0 - share
-        case "power":
-            return float((1.0 - share) ** power)
-        case "cosine":
-            return _cosine(share)
-        case "step":
-            period = STEP_EPOCHS * steps_per_epoch if period_steps is None else period_steps
-            return _drop(factor, period, after)
-        case "rescaled":
-            # share · 7/2, written so that it rounds as in earlier runs
-            return float(STEP_FACTOR ** math.floor(share * 140 / 40))
-        case "inverse":
-            return _inverse(steps_per_epoch if decay_steps is None else decay_steps, after)
-    return 1.0
-
-
-def _ramp_from_zero(step: int, ramp_steps: int) -> float:
-    return (step + 1) / ramp_steps
-
-
-def _share(after: int, length: int) -> float:
-    """The share of the steps after the ramp that are done, from 0 to 1."""
-    return min(after / length, 1.0) if length > 0 else 1.0
-
-
-def _cosine(share: float) -> float:
-    return (1 + math.cos(math.pi * share)) / 2
-
-
-def _drop(factor: float, period: float, after: int) -> float:
-    return float(factor ** (after // period))
-
-
-def _inverse(decay_steps: float, after: int) -> float:
-    return 1 / (1 + after / decay_steps)
 
 
 class _RampedSchedule(LRScheduler):
@@ -191,7 +119,7 @@ class _RampedSchedule(LRScheduler):
         if step >= self.ramp_steps:
             multiplier = self.scale * self.factor_after_ramp(step - self.ramp_steps)
         elif self.ramp_from == "zero":
-            multiplier = self.scale * _ramp_from_zero(step, self.ramp_steps)
+            multiplier = self.scale * ramp_from_zero(step, self.ramp_steps)
         else:
             multiplier = 1 + (self.scale - 1) * step / self.ramp_steps
         return [base * multiplier for base in self.base_lrs]
@@ -256,7 +184,7 @@ class _FallingToZero(_RampedSchedule):
                 UserWarning,
                 stacklevel=2,
             )
-        return _share(steps, self.total_steps - self.ramp_steps)
+        return find_share(steps, self.total_steps - self.ramp_steps)
 
 
 class PowerDecay(_FallingToZero):
@@ -323,7 +251,7 @@ class CosineDecay(_FallingToZero):
     """
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _cosine(self.share_after_ramp(steps))
+        return fall_as_cosine(self.share_after_ramp(steps))
 
 
 class StepDecay(_RampedSchedule):
@@ -377,7 +305,7 @@ class StepDecay(_RampedSchedule):
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _drop(self.factor, self.period, steps)
+        return fall_in_drops(self.factor, self.period, steps)
 
 
 class InverseTime(_RampedSchedule):
@@ -413,4 +341,4 @@ class InverseTime(_RampedSchedule):
         super().__init__(optimizer, scale, ramp_steps, ramp_from, total_steps, last_epoch)
 
     def factor_after_ramp(self, steps: int) -> float:
-        return _inverse(self.decay_steps, steps)
+        return fall_inversely(self.decay_steps, steps)
