@@ -108,6 +108,8 @@ class Settings:
         require(self.output != Path(), "--output must be a folder of its own, not the working one")
         require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
+        good = 0 <= self.weight_decay < math.inf
+        require(good, f"--weight-decay must be a number of at least 0, got {self.weight_decay:g}")
         decays = self.ema is None or 0 < self.ema < 1
         require(decays, f"--ema must be a decay between 0 and 1, such as 0.9999; got {self.ema}")
         clip = self.clip_grad

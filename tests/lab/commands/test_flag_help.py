@@ -92,6 +92,11 @@ def test_an_argument_is_no_flag():
     assert "--file" not in str(error.value)
 
 
+def test_set_needs_a_value():
+    with pytest.raises(UsageError, match="--set needs a value, such as --set epochs=1"):
+        parse_flags("study", ["study.toml", "--set"])
+
+
 def test_no_setting_is_in_two_groups():
     names = [name for group in GROUPS.values() for name in group]
     assert len(names) == len(set(names))

@@ -95,6 +95,12 @@ def test_an_arm_is_parsed_and_formatted(text, options):
         ("sgd:params=1", "unknown sgd option 'params'"),
         ("neumann:momentum=2", "momentum must be in"),
         ("adam:lr=-1", "Invalid learning rate"),
+        ("sgd:lr=1e400", "lr must be finite, got 1e400"),
+        ("sgd:lr=nan", "lr must be finite, got nan"),
+        ("sgd:momentum=nan", "momentum must be finite, got nan"),
+        ("sgd:weight_decay=-1", "weight_decay must be at least 0, got -1"),
+        ("sgd:nesterov=maybe", "nesterov must be true or false, got maybe"),
+        ("adamw:decay_norms=1", "decay_norms must be true or false, got 1"),
         ("neumann:precondition=nowhere:P", "precondition: there is no module nowhere"),
         ("neumann:precondition=math:P", "unknown function of math 'P'"),
         ("neumann:precondition=math:sqrt", "precondition math:sqrt: TypeError"),
@@ -116,6 +122,13 @@ def test_bad_arms_are_refused_in_one_line(text, message):
         build_optimizer(Arm.parse(text), model(), steps_per_epoch=1)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("word", "value"), [("off", False), ("no", False), ("yes", True)])
+def test_words_for_yes_and_no(word, value):
+    """A word that stays text would be true for torch's optimizers, whatever it says."""
+    optimizer = build_optimizer(Arm.parse(f"sgd:nesterov={word}"), model(), steps_per_epoch=1)
+    assert optimizer.param_groups[0]["nesterov"] is value
 
 
 def test_every_option_of_neumann_is_reachable():

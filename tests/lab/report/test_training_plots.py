@@ -1,11 +1,13 @@
 """Plots of training: forces, recalibration and learning rates; and how they are drawn."""
 
 import io
+from dataclasses import replace
 from xml.etree.ElementTree import fromstring
 
 import pytest
 from PIL import Image
 
+from neumann.lab.metrics import ACCURACY, LOSS
 from neumann.lab.report.drawing import draw
 from neumann.lab.report.palette import line_style
 from neumann.lab.report.study_records import read_study
@@ -58,6 +60,21 @@ def test_sensitivity_marks_choice_and_divergence(tmp_path):
     assert [(point.part, point.x) for point in plot.points] == [("diverged", 1.6), ("chosen", 0.4)]
     assert plot.curves[0].has_band
     assert [part for _, part in drawn_parts(plot)] == ["spread", "mean", "diverged", "chosen"]
+
+
+@pytest.mark.parametrize(("metric", "end"), [(ACCURACY, "bottom"), (LOSS, "top")])
+def test_a_run_that_diverged_is_at_the_bad_end(tmp_path, metric, end):
+    folder = fake_sweep(tmp_path, {"sgd": [0.1, 0.4, 1.6]}, {"sgd": 0.4}, wild=1.0)
+    found = [replace(each, metric=metric) for each in read_study(folder).sensitivities]
+    plot = plot_sensitivity(found, held_out=True)
+    assert f"×\u00a0at the {end}: a run diverged" in plot.caption
+    assert plot.low_is_good == (end == "top")
+    heights = {  # counted from the top
+        part: float(next(e.get("y") for e in element.iter() if e.get("y")))
+        for element in fromstring(draw(plot).svg).iter()
+        if (part := element.get("data-part")) in ("diverged", "chosen")
+    }
+    assert (heights["diverged"] < heights["chosen"]) == (end == "top")
 
 
 def test_a_single_learning_rate_next_to_one_that_diverged_draws_without_a_warning(tmp_path):

@@ -213,6 +213,8 @@ def test_micro_batches_add_up_to_the_batch(tmp_path):
         (["--opt", "sgd:lr=1e-4:1e-2:7"], "lr must be a number, got 1e-4:1e-2:7"),
         (["--opt", "sgd:weight_decay=abc"], "weight_decay must be a number, got abc"),
         (["--opt", "sgd:fused=true,foreach=true"], "sgd:fused=true,foreach=true"),
+        (["--weight-decay", "-1"], "--weight-decay must be a number of at least 0, got -1"),
+        (["--weight-decay", "nan"], "--weight-decay must be a number of at least 0, got nan"),
         (["--opt", "neumann:state_dtype=int8"], "state_dtype must be None, torch.bfloat16"),
         (["--device", "meta"], "--device must be auto, cpu, cuda or cuda:N"),
         (["--seed", str(2**80)], "--seed must be from 0 to"),

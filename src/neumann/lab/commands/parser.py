@@ -90,6 +90,9 @@ def _parse(command: str, flags: list[str], defaults: Any) -> Any:
         marker = tyro.conf.subcommand(name, default=default)
         subcommands.append(Annotated[kind, marker])
     union: Any = Union[tuple(subcommands)]  # noqa: UP007
+    for word, following in itertools.pairwise([*flags, "--"]):
+        if word == "--set" and following.startswith("--"):  # tyro takes it for an empty list
+            raise UsageError("--set needs a value, such as --set epochs=1")
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # errors are reported below
             config, rest = tyro.cli(

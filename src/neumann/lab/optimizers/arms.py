@@ -7,6 +7,7 @@ recipe's; an unknown one is a UsageError that suggests the nearest names.
 import ast
 import contextlib
 import inspect
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,7 +39,12 @@ from neumann.lab.user_code import call_user_function
 from neumann.optim.recipe import AUTO, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-WORDS = {"true": True, "false": False, "none": None}
+WORDS = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+    "none": None,
+}
+NOT_FINITE = ("nan", "inf", "-inf")
 LONG_EPOCH, LONG_RUN = 10**4, 10**8  # in steps; any warm-up fits in
 
 
@@ -141,12 +147,18 @@ def build_optimizer(
     if named == AUTO and recipe.by_role and steps is not None:
         named = choose_weight_decay(model, steps, options["lr"])
     weight_decay = _to_float(arm, "weight_decay", named)
+    good = weight_decay >= 0
+    require(good, f"{arm}: weight_decay must be at least 0, got {weight_decay:g}")
     if recipe.attribute == "Neumann":
         options = resolve_length_options(arm, options, steps, steps_per_epoch)
         options.setdefault("steps_per_epoch", steps_per_epoch)
         if arm.code is not None:
             options["precondition"] = call_user_function(arm.code, "precondition")
     parameters = inspect.signature(constructor).parameters
+    switches = {name for name, p in parameters.items() if isinstance(p.default, bool)}
+    for name in {DECAY_NORMS, *switches} & dict(arm.options).keys():
+        value = dict(arm.options)[name]
+        require(isinstance(value, bool), f"{arm}: {name} must be true or false, got {value}")
     fusable = "fused" in parameters and "foreach" not in options
     if fusable and all(p.is_cuda for p in model.parameters()):
         options.setdefault("fused", True)
@@ -233,12 +245,16 @@ def _parse_option(text: str, piece: str) -> tuple[str, Any]:
     require(wellformed, f"{text!r}: {piece!r} should be key=value")
     if value.lower() in WORDS:
         return key, WORDS[value.lower()]
+    require(value.lower() not in NOT_FINITE, f"{text!r}: {key} must be finite, got {value}")
     if value.removeprefix("torch.") in DTYPES:
         return key, DTYPES[value.removeprefix("torch.")]
     try:
-        return key, ast.literal_eval(value)
+        parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return key, value  # a word, such as variables=elements
+    overflown = isinstance(parsed, float) and math.isinf(parsed)
+    require(not overflown, f"{text!r}: {key} must be finite, got {value}")
+    return key, parsed
 
 
 def _to_float(arm: Arm, key: str, value: Any) -> float:

@@ -190,22 +190,24 @@ class _Canvas:
         )
 
     def _draw_points(self) -> None:
-        stacked = Counter[float]()  # points at the bottom, by x
+        stacked = Counter[float]()  # points at the bad end, by x
         for index, point in enumerate(self.plot.points):
-            at_bottom, diverged = point.y is None, point.part == "diverged"
-            y = 0.03 + 0.05 * stacked[point.x] if point.y is None else point.y
-            stacked[point.x] += at_bottom
+            at_end, diverged = point.y is None, point.part == "diverged"
+            inside = 0.03 + 0.05 * stacked[point.x]
+            end = 1 - inside if self.plot.low_is_good else inside
+            y = end if point.y is None else point.y
+            stacked[point.x] += at_end
             (marker,) = self.axes.plot(
                 [point.x],
                 [y],
-                transform=self.axes.get_xaxis_transform() if at_bottom else self.axes.transData,
+                transform=self.axes.get_xaxis_transform() if at_end else self.axes.transData,
                 marker="x" if diverged else "o",
                 markersize=8 if diverged else 12,
                 markeredgewidth=2,
                 markeredgecolor=line_style(point.index).color,
                 markerfacecolor="none",
                 linestyle="None",
-                clip_on=not at_bottom,
+                clip_on=not at_end,
                 zorder=5,
             )
             self._name(marker, f"spot-{index}", point.label, point.part)

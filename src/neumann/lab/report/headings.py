@@ -1,6 +1,7 @@
 """What stands above a report: what the page is, its title, and a line about the settings."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 from neumann.lab.config_files import flatten
 from neumann.lab.report.formatting import format_count, format_list, format_setting
@@ -72,9 +73,16 @@ def compose_subtitle(study: Study) -> list[str]:
         lr = known.get("lr")
         parts.append(f"lr {lr:g}" if isinstance(lr, float) else "")
         parts.append(f"seed {study.arms[0].runs[0].seed}")
-    parts.append("a tenth of the training set held out" if known.get("held_out") else "")
+    parts.append(describe_held_out(known) if known.get("held_out") else "")
     environments = [_describe_environment(run) for arm in study.arms for run in arm.runs]
     return [" · ".join(filter(None, parts)), *environments[:1]]
+
+
+def describe_held_out(known: Mapping[str, Any]) -> str:
+    """Text that is split by documents has a validation set of its own."""
+    if str(known.get("data", "")).startswith("text:") and known.get("tokens", "chars") != "chars":
+        return "scored on the validation documents"
+    return "a tenth of the training set held out"
 
 
 def _describe_environment(run: Run) -> str:

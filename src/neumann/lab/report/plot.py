@@ -63,7 +63,7 @@ class Point:
     index: int
     part: Literal["diverged", "chosen"]
     x: float
-    y: float | None  # None: at the bottom of the plot
+    y: float | None  # None: at the bad end of the plot
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Plot:
     x_label: str = ""
     phases: tuple[PhaseMarks, ...] = ()
     points: tuple[Point, ...] = ()
+    low_is_good: bool = False  # then the bad end is the top
     log_x: bool = False
     log_y: bool = False
     from_zero: bool = True  # the x axis

@@ -118,10 +118,11 @@ def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Pl
     bottom, note = None, ""
     if metric is ACCURACY:
         bottom, note = _focus_on_the_best(sensitivities)
+    end = "bottom" if metric.higher_is_better else "top"
     seeds = "Each point is the mean over the seeds; each bar spans the lowest to the highest seed."
     meanings = {
         "chosen": "Circled: the chosen learning rate.",
-        "diverged": "×\u00a0at the bottom: a run diverged at that learning rate.",
+        "diverged": f"×\u00a0at the {end}: a run diverged at that learning rate.",
     }
     parts = {point.part for point in points}
     rates = {trial.lr for arm in sensitivities for trial in arm.trials}
@@ -142,6 +143,7 @@ def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Pl
         ticks=tuple(sorted(rates)),
         separate=True,
         bottom=bottom,
+        low_is_good=not metric.higher_is_better,
     )
 
 
