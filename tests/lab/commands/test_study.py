@@ -79,6 +79,8 @@ def test_finished_study_is_listed_and_not_repeated(finished, file, capsys, monke
     assert lines[1].split()[:4] == ["search", "neumann", "at", "0.1"]
     assert main(words) == 0
     printed = capsys.readouterr()
+    assert main([*words, "--set", "epochs=3", "--list"]) == 2  # as without --list
+    assert "holds a sweep with other settings: epochs is" in capsys.readouterr().err
     assert "\nbatch_size=128\n" in printed.out
     assert printed.err == "search 4/4  finished before\nfinal 8/8  finished before\n"
 

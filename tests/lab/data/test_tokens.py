@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from neumann.lab.data import Plan, load
-from neumann.lab.data.documents import list_documents, split_documents
+from neumann.lab.data.documents import list_documents, read_text, split_documents
 from neumann.lab.data.token_cache import get_cache_path
 from neumann.lab.data.tokens import Tokens, encode_bytes, train_bpe
 from neumann.lab.data.windows import Windows
@@ -234,6 +234,21 @@ def test_without_tokenizers_the_message_names_the_extra(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     message = r'--tokens bpe:300 needs tokenizers, .*pip install "\.\[lab\]"'
     refuse(message, f"text:{path}", tokens="bpe:300", context=8)
+
+
+@pytest.mark.parametrize("tokens", ["chars", "bytes", "bpe:300"])
+def test_a_text_that_changes_while_it_is_read(path, tokens, monkeypatch):
+    """Otherwise a run would be recorded with the hash of a text that it was not trained on."""
+
+    def read_and_change(file):
+        content = read_text(file)
+        with file.open("a") as appended:
+            appended.write("more")
+        return content
+
+    monkeypatch.setattr("neumann.lab.data.text.read_text", read_and_change)
+    refuse("pages.txt changed while it was read", f"text:{path}", tokens=tokens, context=8)
+    assert caches(path.parent) == []
 
 
 def test_tokens_are_for_text():

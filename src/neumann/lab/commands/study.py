@@ -64,6 +64,7 @@ def run(config: StudyConfig) -> None:
     for point in study.points:
         refuse_code(config.file, list_code(point.config), config.allow_code)
     if config.list:
+        study.check_folders()
         print_runs(study.list_runs())
         return
     if count_processes() == 1:

@@ -42,7 +42,9 @@ def print_comparison(comparison: Comparison) -> None:
 
 def tabulate_comparison(comparison: Comparison) -> Table:
     """Mean, interval and paired difference of each arm, and the steps to the target if any."""
-    first, target = comparison.rows[0].arm.partition(":")[0], comparison.target
+    target = comparison.target
+    short = [row.arm.partition(":")[0] for row in comparison.rows]
+    first = comparison.rows[0].arm if short.count(short[0]) > 1 else short[0]
     metric = comparison.metric
     titles: list[str | Text] = ["\narm", "\nseeds", f"{metric.name}\n{metric.unit}"]
     titles += [f"\n{extra.label}" for extra in comparison.extras]

@@ -124,6 +124,7 @@ class Dataset:
     validation: Source | None = None  # a set of its own, if the data set has one
     # (classes,) bytes of UTF-8 that each token of a text stands for, on the device
     token_bytes: Tensor | None = None
+    data_hash: str | None = None  # of the files of a text
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
         """Replace the test split by a fixed part of the training split, which shrinks by it.

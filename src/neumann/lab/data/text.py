@@ -6,6 +6,7 @@ divided into training, validation and test sets.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,29 @@ def load_text(request: Request) -> Dataset:
     if request.context < 1:
         unit = "character" if tokens.kind == "chars" else "token"
         raise UsageError(f"context must be at least 1 {unit}, got {request.context}")
+    text_hash = token_cache.hash_files(files)
+    dataset = _read_dataset(request, files, tokens, text_hash)
+    _refuse_change(request, files, text_hash)
+    return replace(dataset, data_hash=text_hash)
+
+
+def _read_dataset(
+    request: Request, files: Sequence[Path], tokens: Tokens, text_hash: str
+) -> Dataset:
     if tokens.kind == "chars":
         return _load_characters(request, files)
     if tokens.kind == "bytes":
         splits = _read_splits(request, files)
         arrays = {name: encode_bytes(getattr(splits, name)) for name in token_cache.SETS}
         return _make_dataset(request, arrays, [1] * BYTES, "byte")
-    text = _load_bpe(request, files, tokens)
+    text = _load_bpe(request, files, tokens, text_hash)
     return _make_dataset(request, text.sets, text.token_bytes, "token")
+
+
+def _refuse_change(request: Request, files: Sequence[Path], text_hash: str) -> None:
+    """Raise a UsageError if the text is no longer the one with this hash."""
+    if token_cache.hash_files(files) != text_hash:
+        raise UsageError(f"{request.argument} changed while it was read: run the command again")
 
 
 def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
@@ -77,14 +93,16 @@ def _read_splits(request: Request, files: Sequence[Path]) -> Splits:
     return split_documents(documents, request.argument)
 
 
-def _load_bpe(request: Request, files: Sequence[Path], tokens: Tokens) -> token_cache.TokenizedText:
+def _load_bpe(
+    request: Request, files: Sequence[Path], tokens: Tokens, text_hash: str
+) -> token_cache.TokenizedText:
     """Take the tokens from the cache next to the text, or make them and write it."""
     path = token_cache.get_cache_path(files, tokens)
-    text_hash = token_cache.hash_files(files)
     found = token_cache.read_cache(path, text_hash, tokens)
     if found is None:
         token_cache.check_writable(path)
         found = _tokenize(request, files, tokens)
+        _refuse_change(request, files, text_hash)
         token_cache.write_cache(path, files, text_hash, tokens, found)
     return found
 

@@ -130,6 +130,10 @@ class Study:
 
     def check(self) -> None:
         """Raise a UsageError for what cannot work, before anything is written."""
+        check_trainable(self.check_folders())
+
+    def check_folders(self) -> dict[Path, CompareConfig]:
+        """Raise a UsageError if the folders hold something else; return what will be tested."""
         kind = STUDY if self.axes else SWEEP if self.sweeps else COMPARISON
         study_files.check_no_other_study(self.folder, kind)
         for folder, config in self.sweeps.items():
@@ -137,7 +141,7 @@ class Study:
         tests = self.list_tests(self._find_winners())
         for folder, comparison in tests.items():
             study_files.check_comparison_folder(folder, comparison)
-        check_trainable(tests)
+        return tests
 
     def write(self) -> None:
         """Write study.json, which reports are made from."""

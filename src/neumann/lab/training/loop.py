@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from neumann.lab.config import TrainConfig
-from neumann.lab.data import Dataset, hash_data
+from neumann.lab.data import Dataset
 from neumann.lab.data.plan import derive_seed
 from neumann.lab.errors import UsageError
 from neumann.lab.lr_schedules import Schedule
@@ -142,8 +142,7 @@ class Training:
         self._settings = strict_json.encode(settings)
         self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         with Records(folder) as self._records:
-            data_hash = hash_data(self.config.data, self.config.data_dir)
-            self._on_leader(lambda: self._records.begin(settings, data_hash))
+            self._on_leader(lambda: self._records.begin(settings, self.dataset.data_hash))
             files = read_run_files(folder)
             used = files.summary is not None or files.lines or self._checkpoints.list_steps()
             if used and self.config.resume != "auto":

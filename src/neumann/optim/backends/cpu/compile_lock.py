@@ -10,6 +10,7 @@ The lock file is in NUMBA_CACHE_DIR or in the user's cache directory, where only
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +24,19 @@ TIMEOUT = 60.0  # seconds; compiling one specialization takes about one
 NAME = "neumann-numba.lock"
 
 _failed = False  # whether a turn was missed: this process does not wait again
+_seconds = 0.0  # inside turns
+
+
+def count_seconds() -> float:
+    """How long this process has waited for the compiler so far, its turns included."""
+    return _seconds
 
 
 @contextmanager
 def take_turn() -> Iterator[bool]:
     """Hold the lock inside the block; False: there is none, so leave the cache alone."""
-    global _failed
-    lock = None
+    global _failed, _seconds
+    lock, started = None, time.perf_counter()
     if not _failed:
         try:
             lock = _acquire()
@@ -46,6 +53,7 @@ def take_turn() -> Iterator[bool]:
     finally:
         if lock is not None:
             lock.release()
+        _seconds += time.perf_counter() - started
 
 
 def _acquire() -> "FileLock":
