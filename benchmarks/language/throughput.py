@@ -11,16 +11,13 @@ tokens per second by those of AdamW in the same round.
 
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.common.markdown import format_table
 from benchmarks.common.script import write_measurements
 from benchmarks.common.timing import read_clock, take_turns
 from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS, SLOW_SHARE
-from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.language_runs import (
     LanguageTrainer,
     RunKey,
@@ -32,9 +29,9 @@ from benchmarks.language.language_runs import (
 )
 from benchmarks.language.language_variants import build_variant
 from benchmarks.language.search_space import choose_start, make_setting
+from benchmarks.language.speed_table import REFERENCE, find_ratios, format_speeds
 from neumann.lab.errors import UsageError
 
-REFERENCE = "adamw"
 ARMS = (OURS, *MUON, *OTHERS)
 LR = 1e-6
 RUN_STEPS = 20  # of the run that an arm is built for: warm-ups end in the first round
@@ -71,20 +68,6 @@ def measure(
     tokens = key.steps * rows * key.context
     seconds = take_turns(timers, rounds)
     return {arm: [tokens / each for each in found] for arm, found in seconds.items()}, missing
-
-
-def find_ratios(speeds: dict[str, list[float]]) -> dict[str, float]:
-    """What each arm reaches of the speed of AdamW, as the median over rounds."""
-    return {
-        arm: median(own / other for own, other in zip(found, speeds[REFERENCE], strict=True))
-        for arm, found in speeds.items()
-    }
-
-
-def format_speeds(speeds: dict[str, list[float]]) -> str:
-    ratios = find_ratios(speeds)
-    rows = [(NAMES[arm], f"{median(speeds[arm]):,.0f}", f"{ratios[arm]:.3f}") for arm in speeds]
-    return format_table(("arm", "tokens per second", "of AdamW's"), "lrr", rows)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.common.pages import fill_parts
 from benchmarks.language.contest_stages import RESULTS, LanguageContest
 from benchmarks.language.contest_tables import make_parts
-from benchmarks.language.throughput import format_speeds
+from benchmarks.language.speed_table import format_speeds
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/language-contest.md"

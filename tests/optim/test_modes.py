@@ -1,6 +1,5 @@
 """Training weights, evaluation weights, the average, and BatchNorm statistics that fit them."""
 
-import copy
 import random
 
 import numpy as np
@@ -122,59 +121,6 @@ def test_evaluating_survives_exceptions_and_nests():
     with optimizer.evaluating():
         pass
     assert not optimizer.training
-
-
-FORMS = [{}, {"precondition": "spectral"}]
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_switch_from_loaded_weights_warns_once(form):
-    """The evaluation weights would be those of other weights and today's m."""
-    model, optimizer = model_and_optimizer(**form)
-    train(model, optimizer, 6)
-    with optimizer.evaluating():
-        best = copy.deepcopy(model.state_dict())
-    train(model, optimizer, 2, start=6)
-    model.load_state_dict(best)
-    with pytest.warns(
-        UserWarning, match=r"0\.weight was changed since the last step.*load the opt"
-    ):
-        optimizer.eval()
-    optimizer.train()
-    model.load_state_dict(best)
-    optimizer.eval()  # once is enough, and warnings are errors here
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_weights_that_are_changed_in_evaluation_mode_are_lost_with_a_warning(form):
-    model, optimizer = model_and_optimizer(**form)
-    train(model, optimizer, 6)
-    before = weights(model)
-    optimizer.eval()
-    with torch.no_grad():
-        model[0].weight.zero_()
-    with pytest.warns(
-        UserWarning, match=r"0\.weight was changed in evaluation mode.*training mode"
-    ):
-        optimizer.train()
-    assert equal(weights(model), before)
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_loading_model_and_optimizer_is_no_reason_to_warn(form):
-    model, optimizer = model_and_optimizer(**form)
-    train(model, optimizer, 6)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    for order in (1, -1):
-        train(model, optimizer, 2, start=6)
-        loads = [
-            lambda: model.load_state_dict(saved[0]),
-            lambda: optimizer.load_state_dict(saved[1]),
-        ]
-        for load in loads[::order]:
-            load()
-        with optimizer.evaluating():
-            pass
 
 
 def test_eval_params_leave_the_model_alone_and_fit_functional_call():

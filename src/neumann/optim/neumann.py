@@ -329,11 +329,9 @@ class Neumann(Optimizer):
             gradients = [group.gradients for group in groups]
             self._warned_of_gradients = options.warn_of_missing_gradients(gradients)
         store.follow_preconditioners(groups)
-        averages = has_forces(self.param_groups[0])
-        watched = averages or self._sharding is None
+        watched = has_forces(self.param_groups[0])
         weights = [w for group in groups for w in group.weights] if watched else []
-        if averages:
-            self._watch.compare(weights, store.name_of)
+        self._watch.compare(weights, store.name_of)
         found_inf, counted = self._agree_on_skipping(groups)
         if found_inf is not None and not self._backend.on_device and bool(found_inf):
             store.count_skipped(counted)
@@ -433,15 +431,12 @@ class Neumann(Optimizer):
     def _switch(self, mode: bool) -> None:
         self._reconcile()
         entries = list(self._store.entries())
-        if self._sharding is None and not self._switching:
-            self._watch.compare_before_switch(not mode, self._store.name_of, stacklevel=6)
         try:
             self._switching = True
             if mode:
                 self._show_training_weights(entries)
             else:
                 modes.switch_to_evaluation(self.param_groups, entries)
-                self._watch.remember()
                 self._reshard()
             self._switching = False
         except BaseException:
