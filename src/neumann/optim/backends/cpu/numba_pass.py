@@ -43,7 +43,7 @@ def unavailable() -> str | None:
     except ImportError as error:
         return (
             f"the fused step on a CPU needs numba, and importing it failed ({error}): "
-            f"{describe_install('cpu')}"
+            + describe_install("cpu")
         )
     if numba.config.DISABLE_JIT:
         return "the fused step on a CPU needs numba's compiler, which NUMBA_DISABLE_JIT turned off"
