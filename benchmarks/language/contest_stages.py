@@ -79,11 +79,15 @@ class LanguageContest:
             # All processes finish the screening at the same moment. So they know the same runs
             # here, and make the same choices.
             middle = MIDDLE, LENGTHS[MIDDLE]
-            tuned, known = self.list_tuned(), set(self.ledger.runs)
-            for arm in _shuffle(tuned):
-                self._continue_search(arm, middle, known)
+            known = set(self.ledger.runs)
+            first = [(arm, middle) for arm in self.list_tuned()]
             others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
-            for arm, length in _shuffle(itertools.product((OURS, self.find_muon()), others)):
+            rest = list(itertools.product((OURS, self.find_muon()), others))
+            # What has begun need not wait for the middle batch, whose best is where others start.
+            begun = [search for search in rest if self._has_runs(*search, known)]
+            for arm, length in _shuffle(first + begun):
+                self._continue_search(arm, length, known)
+            for arm, length in _shuffle(search for search in rest if search not in begun):
                 self._continue_search(arm, length, known)
             for length in _shuffle(LENGTHS.items()):
                 self._try_rows(length, known)
@@ -246,6 +250,12 @@ class LanguageContest:
         steps = LENGTHS[MIDDLE]
         make_key = functools.partial(self._make_tuning_key, MIDDLE, steps)
         search_setting(self._runner, arm, make_key, ("lr",), start=start, steps=steps)
+
+    def _has_runs(self, arm: str, length: Length, known: Collection[RunKey]) -> bool:
+        try:
+            return bool(self.rank_settings(arm, *length, known))
+        except MissingRunError:
+            return False
 
     def _continue_search(
         self, arm: str, length: tuple[int, int], known: Collection[RunKey]
