@@ -1,8 +1,9 @@
 """Neumann: the Neumann optimizer for PyTorch.
 
 The packages: `optim` (the optimizer), `theory`, `spectrum`, `integrations` and `lab`. All of them
-check their arguments with `validation`; `extras` says how to install what is missing. The names
-below are imported on first use, so that commands that only print something do not wait for torch.
+check their arguments with `validation`; `extras` says how to install what is missing, and
+`caller_warnings` makes warnings name the user's line. The names below are imported on first use, so
+that commands that only print something do not wait for torch.
 """
 
 from importlib import import_module

@@ -5,7 +5,6 @@ parameter (pytorch #43706), which loses float32 state of bfloat16 weights and fl
 the tensors travel through it inside `Exact`, which it does not look into.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim import checkpoint_checks as checks
 from neumann.optim import options
 from neumann.optim.dtensor import local_part, place_like
@@ -73,10 +73,9 @@ def _fit_to_machine(
             if was_captured:  # a number on a device, for the graph
                 group["lr"] = float(group["lr"])
         kept = ", ".join(f"{name}={value}" for name, value in flags.items())
-        warnings.warn(
+        warn_caller(
             f"the state dict was saved on another kind of machine ({error}), so this optimizer "
             f"keeps {kept}",
-            stacklevel=5,
         )
 
 

@@ -5,17 +5,14 @@ together with the optimizer's state, and wrong for a model to evaluate or ship. 
 know what the dictionary is for, so it warns once and names both remedies.
 """
 
-import os
-import sys
-import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim.neumann import Neumann
 
 
@@ -92,22 +89,10 @@ class _Hook:
         if self._warned or optimizer is None or not optimizer.holds_displaced_weights():
             return
         self._warned = True
-        warnings.warn(
+        warn_caller(
             "this state dict will hold the displaced weights w that training continues from, not "
             "w − μm, the trained model. To evaluate or ship the model, take it inside "
             "`with optimizer.evaluating():`. To resume this run, save it together with "
             "optimizer.state_dict() inside `with optimizer.checkpointing():`, which says that this "
             "is intended.",
-            stacklevel=_levels_outside_torch(),
         )
-
-
-def _levels_outside_torch() -> int:
-    """The stack level of the caller that asked torch for the state dict."""
-    torch_itself = f"{Path(torch.__file__).parent}{os.sep}"
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-        if not frame.f_code.co_filename.startswith(torch_itself):
-            break
-    return level

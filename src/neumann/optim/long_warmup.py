@@ -1,15 +1,15 @@
 """A warning if Neumann's SGD warm-up covers most of a run; for schedules, trainers and the lab."""
 
-import warnings
-
 from torch.optim import Optimizer
+
+from neumann.caller_warnings import warn_caller
 
 
 def warn_of_long_warmup(optimizer: Optimizer, total_steps: int) -> None:
     """Warn with the message of `describe_long_warmup`, if there is one."""
     message = describe_long_warmup(optimizer, total_steps)
     if message:
-        warnings.warn(message, UserWarning, stacklevel=4)
+        warn_caller(message)
 
 
 def describe_long_warmup(optimizer: Optimizer, total_steps: int) -> str | None:

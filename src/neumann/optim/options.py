@@ -6,7 +6,6 @@ a bad option never reaches the weights. The defaults that depend on P are in `de
 
 import math
 import numbers
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from typing import Any, TypedDict, get_type_hints
 import torch
 from torch import Tensor
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim.phases import Timetable
 from neumann.optim.preconditioners import NAMED, Preconditioner
 from neumann.optim.preconditioners.protocol import describe_missing, is_preconditioner
@@ -229,11 +229,9 @@ def warn_of_cycled_momentum(groups: Sequence[Mapping[str, Any]]) -> bool:
     """Warn if a scheduler such as OneCycleLR has taken over the momentum, and say whether."""
     cycled = any("max_momentum" in group for group in groups)
     if cycled:
-        warnings.warn(
+        warn_caller(
             "a scheduler cycles the momentum, which replaces the peak of μ(t): pass "
             "cycle_momentum=False to OneCycleLR or CyclicLR unless you want that",
-            UserWarning,
-            stacklevel=5,
         )
     return cycled
 
@@ -242,11 +240,9 @@ def warn_of_missing_gradients(groups: Sequence[Sequence[Tensor | None]]) -> bool
     """Warn if there are parameters and none has a gradient, and say whether."""
     missing = any(groups) and all(g is None for gradients in groups for g in gradients)
     if missing:
-        warnings.warn(
+        warn_caller(
             "step() found no gradient at all, so no weight moves: call backward() before it, and "
             "build the optimizer after fully_shard and whatever else replaces parameters",
-            UserWarning,
-            stacklevel=5,
         )
     return missing
 

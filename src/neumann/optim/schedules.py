@@ -29,13 +29,13 @@ SGD warm-up of `Neumann` covers most of a run, its iteration has little time lef
 knows `total_steps` warns about it.
 """
 
-import warnings
 from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim.long_warmup import warn_of_long_warmup
 from neumann.optim.lr_rules import (
     POWER,
@@ -106,12 +106,10 @@ class _RampedSchedule(LRScheduler):
         loaded, ours = state_dict.get("total_steps"), self.total_steps
         super().load_state_dict(state_dict)
         if loaded is not None and ours is not None and loaded != ours:
-            warnings.warn(
+            warn_caller(
                 f"the loaded schedule is for {loaded} steps, this one was built for {ours}, and it "
                 f"continues with {loaded}: set its total_steps to {ours} after loading for a run "
                 "of another length",
-                UserWarning,
-                stacklevel=2,
             )
 
     def get_lr(self) -> list[float | Tensor]:
@@ -178,11 +176,9 @@ class _FallingToZero(_RampedSchedule):
     def share_after_ramp(self, steps: int) -> float:
         """Return the share of the steps after the ramp that are done, from 0 to 1."""
         if self.last_epoch == self.total_steps + 1:
-            warnings.warn(
+            warn_caller(
                 f"the learning rate has been 0 since step {self.total_steps}, where this schedule "
                 "ends: build it with the number of steps of the whole run",
-                UserWarning,
-                stacklevel=2,
             )
         return find_share(steps, self.total_steps - self.ramp_steps)
 

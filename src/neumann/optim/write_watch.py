@@ -1,10 +1,11 @@
 """A warning when something other than the optimizer writes to its parameters."""
 
-import warnings
 from collections.abc import Callable
 from operator import is_
 
 from torch import Tensor
+
+from neumann.caller_warnings import warn_caller
 
 
 class WriteWatch:
@@ -31,11 +32,10 @@ class WriteWatch:
         for p, version in zip(parameters, versions, strict=True):
             if left.get(id(p), version) != version:
                 self._warned = True
-                warnings.warn(
+                warn_caller(
                     f"{name_of(p)} was changed between two steps by something other than this "
                     "optimizer. Its offset from the average is kept, so the average has moved "
                     "along; call optimizer.reset_average() if it should start at the new weights.",
-                    stacklevel=5,
                 )
                 return
 

@@ -211,6 +211,12 @@ def test_a_target_of_a_text_is_a_loss(text, target):
     assert configure(text, target=3.5).target == 3.5
 
 
+def test_a_target_that_needs_no_training_is_refused(text):
+    """95 is an accuracy; as a loss it would be reached at the first evaluation."""
+    with pytest.raises(UsageError, match=r"--target 95 .* among 256 tokens .* 5\.55 nats"):
+        Training(configure(text, tokens="bytes", target=95), Process())
+
+
 def test_the_command_says_whether_the_target_was_reached(text, tmp_path, capsys):
     words = [
         "train",
@@ -224,7 +230,7 @@ def test_the_command_says_whether_the_target_was_reached(text, tmp_path, capsys)
         MODEL,
     ]
     words += ["--opt", "adamw", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
-    assert main([*words, "--target", "9", "--output", str(tmp_path / "easy")]) == 0
-    assert "the target of 9 nats per token was reached after " in capsys.readouterr().out
+    assert main([*words, "--target", "5.5", "--output", str(tmp_path / "easy")]) == 0
+    assert "the target of 5.5 nats per token was reached after " in capsys.readouterr().out
     assert main([*words, "--target", "0.1", "--output", str(tmp_path / "hard")]) == 0
     assert "the target of 0.1 nats per token was not reached" in capsys.readouterr().out

@@ -1,7 +1,10 @@
 """The data of a run: loading its data set, and planning the batches of an epoch."""
 
+import math
+
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset, Plan, load
+from neumann.lab.errors import UsageError
 from neumann.lab.training.processes import Process, run_on_leader
 
 
@@ -32,7 +35,19 @@ def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset
     if config.download or (process.ranks > 1 and config.tokens.startswith("bpe")):
         run_on_leader(process, load_dataset)  # so that only one process downloads or tokenizes
     dataset = load_dataset()
+    _check_target(config, dataset)
     return dataset.hold_out() if config.held_out else dataset
+
+
+def _check_target(config: TrainConfig, dataset: Dataset) -> None:
+    """Refuse a loss that needs no training; for a text, 95 may have been meant as an accuracy."""
+    if config.target is not None and dataset.kind == "text":
+        guessing = math.log(dataset.classes)
+        if config.target >= guessing:
+            raise UsageError(
+                f"--target {config.target:g} would be reached without training: guessing among "
+                f"{dataset.classes} tokens has a loss of {guessing:.2f} nats per token"
+            )
 
 
 def plan_epoch(config: TrainConfig, process: Process, epoch: int, first: int = 0) -> Plan:

@@ -4,7 +4,6 @@ P's state is part of the optimizer's, under names that start with `preconditione
 hold plain values: instead of P its name, with its options where they differ from the defaults.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, can_cast
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim.dtensor import is_dtensor, local_part, place_like
 from neumann.optim.preconditioners import NAMED, Preconditioner
 
@@ -134,10 +134,9 @@ def resolve_names(
             )
         if is_object and called != saved_as:
             stays = called if group["precondition"] is own else saved_as
-            warnings.warn(
+            warn_caller(
                 f"group {index} was saved with the preconditioner {saved_as!r}, the optimizer has "
                 f"{called!r}, and it continues with {stays!r}",
-                stacklevel=5,
             )
     return result
 

@@ -11,13 +11,14 @@ the same vectors in both precisions. Let E be the difference. The eigenvalues mo
 from a random start gave between 0.33 and 1 times ‖E‖; so the error is four times that.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from neumann.caller_warnings import warn_caller
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -87,9 +88,8 @@ def difference_norm(multiply: Multiply, multiply_in_float64: Multiply, start: Te
 
 
 def warn_of_lost_digits(layer: str, ratio: float, reason: str) -> None:
-    warnings.warn(
+    warn_caller(
         f"layer {layer!r} normalizes features whose mean is {ratio:.0f} standard deviations: "
         f"float32 loses digits there, and the stated errors do not include that, because {reason}; "
         "measure copy.deepcopy(model).double()",
-        stacklevel=3,
     )

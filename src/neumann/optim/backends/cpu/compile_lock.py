@@ -11,11 +11,12 @@ The lock file is in NUMBA_CACHE_DIR or in the user's cache directory, where only
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from neumann.caller_warnings import warn_caller
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -43,10 +44,9 @@ def take_turn() -> Iterator[bool]:
         except Exception as error:  # whatever it is, compiling works without a lock
             _failed = True
             reason = " ".join(str(error).split())
-            warnings.warn(
+            warn_caller(
                 f"cannot lock numba's cache ({reason}), so this process compiles the fused step "
                 "for itself; set NUMBA_CACHE_DIR to a folder that you can write",
-                stacklevel=2,
             )
     try:
         yield lock is not None

@@ -11,13 +11,14 @@ products, and machines where Triton is missing or cannot compile.
 """
 
 import functools
-import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from neumann.caller_warnings import warn_caller
 
 # Where the kernel runs: from these sizes on. Smaller products do not fill the device, or spend too
 # much on the tiles on the diagonal, which are computed whole. These sizes and the tilings below
@@ -177,10 +178,9 @@ def _can_run(device: int) -> bool:
         multiply_by_transpose(torch.zeros(1, 64, 64, dtype=torch.bfloat16, device=device))
     except Exception as error:  # whatever the compiler raises
         reason = (str(error).strip() or repr(error)).splitlines()[-1]
-        warnings.warn(
+        warn_caller(
             f"Triton cannot compile here ({reason}), so the spectral preconditioner multiplies "
             "large matrices with torch, which is slower",
-            stacklevel=2,
         )
         return False
     return True
