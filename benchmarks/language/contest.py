@@ -16,7 +16,8 @@ twice as many steps at the middle one. Stages, each of which continues where it 
     124m     ours and the best peer at 124 million parameters, with the settings of the small
              network and one seed, on the validation set
 
-Muon stands for the best of its three scalings. Runs are lines of results/language/contest.jsonl.
+The best of Muon's three scalings in the screening stands for it; the other two are not tested. Runs
+are lines of results/language/contest.jsonl.
 """
 
 from benchmarks.common.jobs import parse_shared

@@ -116,7 +116,7 @@ class LanguageContest:
         peer = self.find_peer(batch, steps)
         settings = {arm: tuple(self.list_finalists(arm, batch, steps)) for arm in (OURS, peer)}
         if (batch, steps) == (MIDDLE, LENGTHS[MIDDLE]):
-            for arm in (*MUON, ROWS, *OTHERS):  # the test is descriptive, except for the peer
+            for arm in self.list_peers():  # the test is descriptive, except for the best of them
                 settings.setdefault(arm, (self.rank_settings(arm, batch, steps)[0],))
         return Finalists(peer, settings)
 
@@ -127,6 +127,10 @@ class LanguageContest:
     def find_other(self) -> str:
         """The best peer in the screening that is not Muon."""
         return min((arm for arm in OTHERS if arm not in ("diagonal", "paper")), key=self._screened)
+
+    def list_peers(self) -> tuple[str, ...]:
+        """All that are tested besides ours; of Muon's three scalings, the best."""
+        return self.find_muon(), ROWS, *OTHERS
 
     def list_tuned(self) -> tuple[str, ...]:
         """The arms that get a whole search; MissingRunError before the screening."""
@@ -319,7 +323,7 @@ class LanguageContest:
                 for setting in self.list_finalists(arm, batch, steps):
                     for seed in seeds:
                         yield self.make_key("test", batch, steps, setting, seed)
-        for arm in (*MUON, ROWS, *OTHERS):
+        for arm in self.list_peers():
             best = self.list_finalists(arm, MIDDLE, LENGTHS[MIDDLE])[0]
             if self._screened(arm) == math.inf:
                 continue  # no setting of it learns anything
