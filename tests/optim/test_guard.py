@@ -1,6 +1,7 @@
-"""The guard: loud when displaced weights leave as a model, silent everywhere else."""
+"""The guard: loud when weights are saved or loaded in the wrong mode, silent everywhere else."""
 
 import copy
+import functools
 import pickle
 import warnings
 
@@ -11,6 +12,8 @@ from torch import nn
 import neumann
 from neumann import Neumann
 
+LOST = "the weights that the model loaded in evaluation mode are gone"
+DISPLACED = "the optimizer has now subtracted μm"
 WARNING = "this state dict will hold the displaced weights"
 
 
@@ -135,3 +138,114 @@ def test_another_optimizer_is_refused():
     model, _ = build()
     with pytest.raises(TypeError, match="must be or wrap a Neumann, got SGD"):
         neumann.guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# ---------------------------------------------------------------- loaded weights
+
+
+def build_guarded(**options):
+    """With the evaluation weights of an earlier step, as early stopping keeps them."""
+    model, optimizer = build(**options)
+    with optimizer.evaluating():
+        best = copy.deepcopy(model.state_dict())
+    train(model, optimizer)
+    return model, optimizer, best, neumann.guard(model, optimizer)
+
+
+def train(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+
+
+FORMS = pytest.mark.parametrize("options", [{}, {"precondition": "spectral"}], ids=["paper", "P"])
+
+
+@FORMS
+@pytest.mark.parametrize("loaded_into", ["model", "part"])
+def test_evaluating_weights_that_were_loaded_warns(options, loaded_into):
+    model, optimizer, best, _ = build_guarded(**options)
+    if loaded_into == "model":
+        model.load_state_dict(best)
+    else:
+        model[2].load_state_dict({"weight": best["2.weight"], "bias": best["2.bias"]})
+    with pytest.warns(UserWarning, match=DISPLACED) as caught:
+        optimizer.eval()
+    assert caught[0].filename == __file__
+    is_silent(optimizer.train)  # nothing was loaded since
+    is_silent(optimizer.eval)  # judged once
+
+
+@FORMS
+def test_weights_loaded_in_evaluation_mode_are_reported_when_they_are_lost(options):
+    model, optimizer, best, _ = build_guarded(**options)
+    w = model[0].weight.detach().clone()
+    with pytest.warns(UserWarning, match=LOST) as caught, optimizer.evaluating():
+        model.load_state_dict(best)
+    assert caught[0].filename == __file__
+    assert torch.equal(model[0].weight, w)
+    is_silent(optimizer.eval)
+
+
+def test_the_switch_is_complete_when_the_warning_is_an_error():
+    model, optimizer, best, _ = build_guarded()
+    w = model[0].weight.detach().clone()
+    optimizer.eval()
+    model.load_state_dict(best)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=LOST):
+            optimizer.train()
+    assert optimizer.training
+    assert torch.equal(model[0].weight, w)
+
+
+def test_weights_swapped_in_evaluation_mode_and_put_back_are_not_lost():
+    model, optimizer, best, _ = build_guarded()
+    optimizer.eval()
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best)
+    model.load_state_dict(own)
+    is_silent(optimizer.train)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+def test_resuming_is_silent(order):
+    model, optimizer, *_ = build_guarded()
+    with optimizer.checkpointing():
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer)
+    loads = [
+        functools.partial(model.load_state_dict, saved[0]),
+        functools.partial(optimizer.load_state_dict, saved[1]),
+    ]
+    for load in loads if order == "model first" else reversed(loads):
+        load()
+    is_silent(optimizer.eval)
+    is_silent(optimizer.train)
+
+
+def test_after_another_step_the_state_belongs_to_the_loaded_weights():
+    model, optimizer, best, _ = build_guarded(precondition="spectral")
+    model.load_state_dict(best)
+    train(model, optimizer)
+    is_silent(optimizer.eval)
+
+
+def test_weights_loaded_before_the_first_step_or_in_the_warm_up_are_fine():
+    for steps in (0, 2):
+        model, optimizer = build(steps=steps)
+        neumann.guard(model, optimizer)
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+        is_silent(optimizer.eval)
+
+
+def test_a_removed_guard_and_a_model_without_its_optimizer_load_in_silence():
+    model, optimizer, best, guard = build_guarded()
+    guard.remove()
+    model.load_state_dict(best)
+    is_silent(optimizer.eval)
+    model, optimizer, best, _ = build_guarded()
+    del optimizer
+    is_silent(functools.partial(model.load_state_dict, best))
+    is_silent(functools.partial(copy.deepcopy(model).load_state_dict, best))

@@ -1,8 +1,12 @@
-"""A guard against saving the wrong weights: the displaced w as if they were the model.
+"""A guard against mixing up w and w − μm where a model's weights are saved and loaded.
 
 During training `model.state_dict()` holds w. That is right for a checkpoint that resumes the run,
 together with the optimizer's state, and wrong for a model to evaluate or ship. The guard cannot
 know what the dictionary is for, so it warns once and names both remedies.
+
+Weights that the model loads on their own do not belong to the optimizer's m. A switch to evaluation
+would still subtract μm from them, and a switch to training would replace them by w. The guard
+tells the optimizer of the load, and the optimizer warns at the switch.
 """
 
 import weakref
@@ -39,10 +43,16 @@ def find_neumann(optimizer: object) -> Neumann | None:
 
 
 def guard(model: nn.Module, optimizer: object) -> Guard:
-    """Warn once when the state dict of `model` is about to hold displaced weights.
+    """Warn when weights of `model` are saved or loaded in the wrong mode.
 
-    It does not warn in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
-    warm-up, where w is what to evaluate. It covers the model's parts and wrappers around the model,
+    It warns once when a state dict is about to hold displaced weights: not in evaluation mode,
+    inside :meth:`Neumann.checkpointing`, or during the warm-up, where w is what to evaluate.
+
+    After `model.load_state_dict` it warns if the next switch to evaluation subtracts μm from the
+    loaded weights, or if the next switch to training loses them. It does not if the optimizer
+    loads a state too, or takes a step first.
+
+    It covers the model's parts and wrappers around the model,
     but not copies of it, nor `torch.save` of the whole module, which makes no state dict.
 
     Args:
@@ -62,30 +72,49 @@ def guard(model: nn.Module, optimizer: object) -> Guard:
             "model holds none of the optimizer's parameters: build the optimizer from the model "
             "to guard, and guard it after moving, wrapping or sharding it"
         )
-    hook = _Hook(inside)
-    handles: list[Any] = [
-        owner.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
-        for owner in owners
-    ]
+    saving, loading = _SavingHook(inside), _LoadingHook(inside)
+    handles: list[Any] = []
+    for owner in owners:
+        handles += [
+            owner.register_state_dict_pre_hook(saving),  # type: ignore[no-untyped-call]
+            owner.register_load_state_dict_post_hook(loading),  # type: ignore[no-untyped-call]
+        ]
     return Guard(handles)
 
 
 class _Hook:
-    """Runs before each module with parameters of the optimizer makes its state dict.
+    """A hook of each module with parameters of the optimizer.
 
     Hooks are pickled and copied with their module, so this one only refers weakly to the optimizer,
     and a copy has none.
     """
 
     def __init__(self, optimizer: Neumann | None) -> None:
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
-        self._warned = False
+        self._reference = None if optimizer is None else weakref.ref(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (None,)
+        return type(self), (None,)
+
+    def _optimizer(self) -> Neumann | None:
+        return None if self._reference is None else self._reference()
+
+
+class _LoadingHook(_Hook):
+    """Runs after a module has loaded its part of a state dict."""
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            optimizer.note_loaded_weights()
+
+
+class _SavingHook(_Hook):
+    """Runs before a module makes its part of a state dict."""
+
+    _warned = False
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        optimizer = None if self._optimizer is None else self._optimizer()
+        optimizer = self._optimizer()
         if self._warned or optimizer is None or not optimizer.holds_displaced_weights():
             return
         self._warned = True

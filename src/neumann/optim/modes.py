@@ -59,6 +59,15 @@ def compute_evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
     return _subtract_product(w, state[MOMENTUM], local_part(state[ITERATE]))
 
 
+def differs_from_evaluation(entries: Entries) -> bool:
+    """Whether, in evaluation mode, a parameter no longer holds the w − μm that was put there."""
+    return any(
+        not torch.equal(local_part(p), compute_evaluation(local_part(state[WEIGHTS]), state))
+        for p, state in entries
+        if WEIGHTS in state
+    )
+
+
 def compute_average(w: Tensor, state: dict[str, Any]) -> Tensor:
     """v = w − δ of one parameter."""
     if OFFSET not in state:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from neumann.caller_warnings import warn_caller
 from neumann.optim import checkpoint, modes, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
@@ -431,6 +432,7 @@ class Neumann(Optimizer):
     def _switch(self, mode: bool) -> None:
         self._reconcile()
         entries = list(self._store.entries())
+        warning = self._watch.judge_load(mode, entries, self.holds_displaced_weights())
         try:
             self._switching = True
             if mode:
@@ -443,6 +445,12 @@ class Neumann(Optimizer):
             self._show_training_weights(entries)
             self._switching = False
             raise
+        if warning:
+            warn_caller(warning)
+
+    def note_loaded_weights(self) -> None:
+        """For :func:`neumann.guard`: the model has loaded weights, perhaps not with this state."""
+        self._watch.note_load()
 
     def _show_training_weights(self, entries: modes.Entries) -> None:
         modes.switch_to_training(self.param_groups, entries)

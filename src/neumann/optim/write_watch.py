@@ -1,4 +1,4 @@
-"""A warning when something other than the optimizer writes to its parameters."""
+"""Warnings when something other than the optimizer writes to its parameters."""
 
 from collections.abc import Callable
 from operator import is_
@@ -6,20 +6,38 @@ from operator import is_
 from torch import Tensor
 
 from neumann.caller_warnings import warn_caller
+from neumann.optim import modes
+
+_DISPLACED = (
+    "the model has loaded weights since the last step, and the optimizer has now subtracted μm "
+    "from them, which belongs to the weights they replaced. Use weights that were saved in "
+    "evaluation mode as they are, without eval() or evaluating(). To train on from a checkpoint, "
+    "load the optimizer's state dict too."
+)
+_LOST = (
+    "the weights that the model loaded in evaluation mode are gone: training mode has put back the "
+    "weights w from before. Load them in training mode, outside of evaluating()."
+)
 
 
 class WriteWatch:
-    """Warns, once, if something else wrote a parameter between two steps.
+    """Knows what the last step left in the parameters, and warns if something else was written.
 
-    Loading or clamping weights moves w and leaves δ = w − v alone, so the average moves along. That
-    may be intended, but should not go unnoticed. A tensor counts its in-place writes in `_version`;
-    the kernels, which write past torch, count theirs there too.
+    Loading or clamping weights between two steps moves w and leaves δ = w − v alone, so the average
+    moves along. That may be intended, but should not go unnoticed: `compare` warns once. A tensor
+    counts its in-place writes in `_version`; the kernels, which write past torch, count theirs
+    there too.
+
+    Weights that a guarded model loads do not belong to m either: `judge_load` says what the next
+    switch of modes does to them.
     """
 
     def __init__(self) -> None:
         self._parameters: list[Tensor] = []
         self._versions: list[int] = []
         self._warned = False
+        self._has_stepped = False
+        self._has_loaded = False  # since the last step
 
     def compare(self, parameters: list[Tensor], name_of: Callable[[Tensor], str]) -> None:
         """Warn if a parameter differs from what the last step left."""
@@ -43,4 +61,21 @@ class WriteWatch:
         """Remember the parameters as they are now; by default the same ones as before."""
         if parameters is not None:
             self._parameters = parameters
+            self._has_stepped, self._has_loaded = True, False
         self._versions = [p._version for p in self._parameters]
+
+    def note_load(self) -> None:
+        """The model has loaded weights. Before the first step they belong to a loaded state."""
+        self._has_loaded = self._has_stepped
+
+    def judge_load(self, mode: bool, entries: modes.Entries, displaced: bool) -> str | None:
+        """What is wrong about a switch to `mode` after a load; each load is judged once.
+
+        Call it before the switch: it compares the parameters with the evaluation weights.
+        """
+        has_loaded, self._has_loaded = self._has_loaded, False
+        if not has_loaded:
+            return None
+        if mode:
+            return _LOST if modes.differs_from_evaluation(entries) else None
+        return _DISPLACED if displaced else None
