@@ -32,7 +32,7 @@ def search_coordinates(
         announce: called with every candidate before their losses are asked for, so that several
             processes can share them out.
         limit: end after exactly this many points, with the best of them. If no coordinate moves
-            before that, points further away are tried.
+            before that, points further away are tried. If `tried` uses it up, `start` is returned.
         tried: points that an earlier search has tried. They count towards the limit.
     """
     known: dict[Key, float] = {}
@@ -70,8 +70,8 @@ def search_coordinates(
                 if point == before:
                     return point
     except _LimitReachedError:
-        best, _ = min(known.items(), key=lambda item: item[1])
-        return dict(best)
+        best = min(known, key=lambda tried_point: known[tried_point], default=None)
+        return start if best is None else dict(best)
 
 
 def _make_key(point: Point) -> Key:

@@ -5,7 +5,7 @@
 With `--jobs 6` the script starts itself six times. No run is trained twice, since each process
 claims its runs in a folder that all of them know (`--share`). What they print is shown with the
 number of the process, except tables. When all have ended, the script goes on alone, starts no run,
-and prints its table once.
+and prints its table once. If one of them failed, it ends there instead, with status 1.
 """
 
 import math
@@ -15,7 +15,7 @@ import tempfile
 import threading
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from neumann.lab.training.signals import raise_on_sigterm
@@ -31,8 +31,15 @@ def add_ledger_flags(parser: ArgumentParser, results: Path | None) -> None:
     parser.add_argument("--results", type=Path, default=results, help="the ledger of all runs")
 
 
-def parse_shared(parser: ArgumentParser, given: Sequence[str] | None = None) -> Namespace:
-    """The arguments. With `--jobs`, processes have trained the runs when this returns."""
+def parse_shared(
+    parser: ArgumentParser,
+    given: Sequence[str] | None = None,
+    prepare: Callable[[Namespace], object] = lambda arguments: None,
+) -> Namespace:
+    """The arguments. With `--jobs`, processes have trained the runs when this returns.
+
+    `prepare` is called before they start, for what is better done once than by each of them.
+    """
     given = sys.argv[1:] if given is None else given
     arguments = parser.parse_args(given)
     if arguments.jobs < 1:
@@ -40,6 +47,7 @@ def parse_shared(parser: ArgumentParser, given: Sequence[str] | None = None) -> 
     if vars(arguments).get("stage") == "table" and arguments.results is not None:
         require_results(parser, arguments.results)
     if arguments.jobs > 1:
+        prepare(arguments)
         spec = sys.modules["__main__"].__spec__
         program = sys.argv[:1] if spec is None else ["-m", spec.name]
         with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +55,8 @@ def parse_shared(parser: ArgumentParser, given: Sequence[str] | None = None) -> 
             command = [sys.executable, *program, *given, "--jobs", "1", "--share", share]
             failed = run_side_by_side([command] * arguments.jobs)
         if failed:
-            print(f"{failed} of {arguments.jobs} processes failed: run it again to continue")
+            explanation = "as shown above. The runs that had ended are kept."
+            parser.exit(1, f"{failed} of {arguments.jobs} processes failed, {explanation}\n")
         arguments.seconds = 0.0
     return arguments
 

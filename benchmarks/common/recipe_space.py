@@ -51,9 +51,13 @@ def add_search_flags(parser: argparse.ArgumentParser, coordinates: Sequence[str]
 def read_assignment(text: str) -> tuple[str, float]:
     """A coordinate and its value, from `lr=0.02`."""
     name, _, value = text.partition("=")
-    if name not in GRIDS or float(value) not in GRIDS[name]:
-        raise argparse.ArgumentTypeError(f"{text}: not on the grids {GRIDS}")
-    return name, float(value)
+    if name not in GRIDS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(GRIDS)}")
+    for known in GRIDS[name]:
+        if value in (str(known), f"{known:g}"):
+            return name, known
+    values = ", ".join(f"{known:g}" for known in GRIDS[name])
+    raise argparse.ArgumentTypeError(f"{name} must be one of {values}, got {value!r}")
 
 
 def search_recipe(
@@ -62,7 +66,7 @@ def search_recipe(
     loss: Callable[[Point], float],
     announce: Callable[[Point], None],
 ) -> Point:
-    """The point that no coordinate improves. Then all values of the swept ones around it."""
+    """Find the point that no coordinate improves, then train all values of the swept ones there."""
     start = {**start, **dict(arguments.start)}
     best = search_coordinates(loss, start, GRIDS, arguments.coordinates, announce)
     for name in arguments.sweep:

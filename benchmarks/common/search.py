@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=Hashable)  # everything but the bracketed number
+MAX_TIES = 12  # this many scores, all the same, give a search no direction: it ends
 
 
 def find_bracketed_best(
@@ -16,7 +17,8 @@ def find_bracketed_best(
 ) -> tuple[int, Choice]:
     """The best (index, choice), once it has a worse index at `stride` on either side.
 
-    The pairs in `start` are tried in any case. Of equally good ones the first is taken.
+    The pairs in `start` are tried in any case. Of equally good ones the first is taken. If all are
+    equally good, as where every run diverges, the search ends after a few.
     """
     tried = list(start)
     while True:
@@ -24,7 +26,8 @@ def find_bracketed_best(
         best = max(tried, key=lambda pair: scores[pair])
         beside = (_skip_ties(scores, best, side) for side in (-stride, stride))
         missing = [pair for pair in beside if pair not in scores]
-        if not missing:
+        flat = len(scores) >= MAX_TIES and len(set(scores.values())) == 1
+        if not missing or flat:
             return best
         tried += missing
 

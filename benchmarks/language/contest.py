@@ -7,9 +7,10 @@ One network (`gpt:small`, 23 M parameters), 52 million tokens per run at three b
 twice as many steps at the middle one. Stages, each of which continues where it was interrupted:
 
     screen   every arm at the middle batch: its learning rate in factors of 2, on the validation set
-    tune     ours, Muon and the best other peer: a coordinate search at the middle batch, then from
-             its result at the others, with learning rates a factor of about √2 apart. All three
-             have the same number of runs. At twice the length, the learning rate alone
+    tune     ours, Muon and the best other peer: a coordinate search at the middle batch, with
+             learning rates a factor of about √2 apart and the same number of runs for all three.
+             From its result, ours and Muon at the other batches, and at twice the length the
+             learning rate alone. Then NorMuon's rows on Muon's best setting at each batch
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set
@@ -20,18 +21,21 @@ The best of Muon's three scalings in the screening stands for it; the other two 
 are lines of results/language/contest.jsonl.
 """
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.language.contest_stages import DATA, RESULTS, STAGES, LanguageContest
 from benchmarks.language.contest_tables import format_contest
-from benchmarks.language.language_runs import create_language_parser, open_language_runner
+from benchmarks.language.language_runs import (
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+)
 
 
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.set_defaults(data=DATA)
     parser.add_argument("stage", choices=(*STAGES, "all", "table"))
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     contest = LanguageContest(*open_language_runner(arguments))
     if arguments.stage != "table":
         for stage in STAGES if arguments.stage == "all" else (arguments.stage,):

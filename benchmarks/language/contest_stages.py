@@ -16,7 +16,7 @@ from typing import TypeVar
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.finalists import Finalists, Length, read_finalists, write_finalists
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.language_runs import RunKey
+from benchmarks.language.language_runs import RunKey, read_loss
 from benchmarks.language.search_space import (
     ORDER,
     RECIPE,
@@ -31,7 +31,8 @@ DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
 STAGES = ("screen", "tune", "test", "saving", "124m")
 OURS = RECIPE
 MUON = ("muon", "muon original", "muon by norm")
-OTHERS = ("normuon", "soap", "adamw", "schedule-free", "diagonal", "paper")
+OUR_OTHERS = ("diagonal", "paper")
+OTHERS = ("normuon", "soap", "adamw", "schedule-free", *OUR_OTHERS)
 ROWS = "normuon by norm"  # what NorMuon adds to Muon, on top of Muon's best setting
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
@@ -66,9 +67,9 @@ class LanguageContest:
         return RunKey(stage, "gpt:small", 256, batch, steps, setting, seed)
 
     def run(self, stage: str) -> None:
-        """Train what a stage and those before it lack; MissingRunError if the time is up.
+        """Train what a stage lacks, the searches first: nothing is tested before they have ended.
 
-        So nothing is tested before all settings are chosen.
+        MissingRunError if the time is up.
         """
         if stage != "screen":
             self.run("screen" if stage == "tune" else "tune")
@@ -76,21 +77,7 @@ class LanguageContest:
             for arm in _shuffle((OURS, *MUON, *OTHERS)):
                 self._screen(arm)
         elif stage == "tune":
-            # All processes finish the screening at the same moment. So they know the same runs
-            # here, and make the same choices.
-            middle = MIDDLE, LENGTHS[MIDDLE]
-            known = set(self.ledger.runs)
-            first = [(arm, middle) for arm in self.list_tuned()]
-            others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
-            rest = list(itertools.product((OURS, self.find_muon()), others))
-            # What has begun need not wait for the middle batch, whose best is where others start.
-            begun = [search for search in rest if self._has_runs(*search, known)]
-            for arm, length in _shuffle(first + begun):
-                self._continue_search(arm, length, known)
-            for arm, length in _shuffle(search for search in rest if search not in begun):
-                self._continue_search(arm, length, known)
-            for length in _shuffle(LENGTHS.items()):
-                self._try_rows(length, known)
+            self._tune()
         else:
             self._freeze_finalists()
             lists = {
@@ -104,6 +91,23 @@ class LanguageContest:
             for key in keys:  # another process may be on it still
                 self._runner.finish(key)
 
+    def _tune(self) -> None:
+        # Processes start together, or leave the screening together. So they know the same runs
+        # here, and make the same choices.
+        known = set(self.ledger.runs)
+        middle = MIDDLE, LENGTHS[MIDDLE]
+        first = [(arm, middle) for arm in self.list_tuned()]
+        others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
+        rest = list(itertools.product((OURS, self.find_muon()), others))
+        # What has begun need not wait for the middle batch, whose best is where others start.
+        begun = [search for search in rest if self._has_runs(*search, known)]
+        for arm, length in _shuffle(first + begun):
+            self._continue_search(arm, length, known)
+        for arm, length in _shuffle(search for search in rest if search not in begun):
+            self._continue_search(arm, length, known)
+        for length in _shuffle(LENGTHS.items()):
+            self._try_rows(length, known)
+
     def _freeze_finalists(self) -> None:
         if not self.finalists:
             chosen = {
@@ -116,20 +120,20 @@ class LanguageContest:
         peer = self.find_peer(batch, steps)
         settings = {arm: tuple(self.list_finalists(arm, batch, steps)) for arm in (OURS, peer)}
         if (batch, steps) == (MIDDLE, LENGTHS[MIDDLE]):
-            for arm in self.list_peers():  # the test is descriptive, except for the best of them
+            for arm in self.list_others():  # the test is descriptive, except for the best of them
                 settings.setdefault(arm, (self.rank_settings(arm, batch, steps)[0],))
         return Finalists(peer, settings)
 
     def find_muon(self) -> str:
-        """The scaling of Muon that was best in the screening."""
+        """The scaling of Muon with the best run; only the best in the screening gets more runs."""
         return min(MUON, key=self._screened)
 
     def find_other(self) -> str:
-        """The best peer in the screening that is not Muon."""
-        return min((arm for arm in OTHERS if arm not in ("diagonal", "paper")), key=self._screened)
+        """The best peer that is not Muon, in the same way."""
+        return min((arm for arm in OTHERS if arm not in OUR_OTHERS), key=self._screened)
 
-    def list_peers(self) -> tuple[str, ...]:
-        """All that are tested besides ours; of Muon's three scalings, the best."""
+    def list_others(self) -> tuple[str, ...]:
+        """All that are tested beside the recipe; of Muon's three scalings, the best."""
         return self.find_muon(), ROWS, *OTHERS
 
     def list_tuned(self) -> tuple[str, ...]:
@@ -144,7 +148,7 @@ class LanguageContest:
         MissingRunError without any. With `known`, they come from these runs alone.
         """
         found = {
-            key.setting: _get_loss(run)
+            key.setting: read_loss(run)
             for key, run in self.ledger.runs.items()
             if key.stage == "tune"
             and (key.setting.arm, key.tokens_per_step, key.steps) == (arm, batch, steps)
@@ -223,7 +227,7 @@ class LanguageContest:
     def find_losses(self, stage: str, batch: int, steps: int, setting: Setting) -> dict[int, float]:
         """The losses of a setting by seed; that of a run that diverged is infinite."""
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
-        return {seed: _get_loss(run) for seed, run in runs.items()}
+        return {seed: read_loss(run) for seed, run in runs.items()}
 
     def find_training_losses(
         self, stage: str, batch: int, steps: int, setting: Setting
@@ -245,7 +249,7 @@ class LanguageContest:
 
     def _best_loss(self, arm: str, batch: int, steps: int) -> float:
         best = self.rank_settings(arm, batch, steps)[0]
-        return _get_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
+        return read_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
 
     def _screen(self, arm: str) -> None:
         start = choose_start(arm)
@@ -297,20 +301,25 @@ class LanguageContest:
         """
         batch, steps = length
         best = self.rank_settings(self.find_muon(), batch, steps)[0]
+        start = find_point(best, steps, fine=True)
         try:
-            tried = self.rank_settings(ROWS, batch, steps, known)
+            ranked = self.rank_settings(ROWS, batch, steps, known)
         except MissingRunError:
-            tried = []
+            ranked = []
+
+        def is_around(setting: Setting) -> bool:  # and not around what was Muon's best before
+            return {**find_point(setting, steps, fine=True), "lr": start["lr"]} == start
+
         search_setting(
             self._runner,
             ROWS,
             functools.partial(self._make_tuning_key, batch, steps),
             ("lr",),
             RUNS_OF_RATE,
-            start=find_point(best, steps, fine=True),
+            start=start,
             steps=steps,
             fine=True,
-            tried=tried,
+            tried=list(filter(is_around, ranked)),
         )
 
     def _make_tuning_key(self, batch: int, steps: int, setting: Setting) -> RunKey:
@@ -323,7 +332,7 @@ class LanguageContest:
                 for setting in self.list_finalists(arm, batch, steps):
                     for seed in seeds:
                         yield self.make_key("test", batch, steps, setting, seed)
-        for arm in self.list_peers():
+        for arm in self.list_others():
             best = self.list_finalists(arm, MIDDLE, LENGTHS[MIDDLE])[0]
             if self._screened(arm) == math.inf:
                 continue  # no setting of it learns anything
@@ -351,8 +360,3 @@ def _shuffle(searches: Iterable[T]) -> list[T]:
 
 def _refuse(key: RunKey) -> Run:
     raise MissingRunError(key)
-
-
-def _get_loss(run: Run) -> float:
-    """The loss of a run, infinite if it diverged."""
-    return math.inf if run["loss"] is None else float(run["loss"])

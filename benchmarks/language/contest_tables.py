@@ -18,6 +18,7 @@ from benchmarks.language.contest_verdicts import (
     SIGNIFICANT,
     Saving,
     Verdict,
+    choose_compared,
     find_verdicts,
     list_missed_goals,
 )
@@ -115,7 +116,9 @@ def _describe_saving(saving: Saving | None) -> str:
         return ""
     ours = "Our setting with the lowest validation loss"
     if saving.middle >= saving.longest:
-        return f"{ours} saves {100 * saving.longest:.0f} % of the steps or more (n {saving.n})."
+        least = f"95 % interval from {100 * saving.low:.1f} %"
+        most = f"{100 * saving.longest:.0f} % of the steps or more"
+        return f"{ours} saves {most} ({least}, n {saving.n})."
     if saving.middle < 0:
         interval = f"{-100 * saving.high:.1f} to {-100 * saving.low:.1f} %"
         more = f"{-100 * saving.middle:.1f} % more steps for the peer's loss"
@@ -133,7 +136,7 @@ def _format_settings(contest: LanguageContest) -> str:
 
     A line below it explains parentheses, if there are any.
     """
-    rows = []
+    rows, any_earlier = [], False
     for batch, steps in (*LENGTHS.items(), LONGER):
         for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
@@ -154,6 +157,7 @@ def _format_settings(contest: LanguageContest) -> str:
                 name if name in never else f"({name})"
                 for name in contest.find_unbracketed(arm, batch, steps)
             )
+            any_earlier = any_earlier or "(" in open_ones
             cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
             rows.append((f"{batch:,} × {steps}", _show(arm), *cells))
     heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
@@ -161,7 +165,7 @@ def _format_settings(contest: LanguageContest) -> str:
     if not rows:
         return ""
     table = format_table(heads, "ll" + "r" * 11 + "l", rows)
-    return f"{table}\n\n{EARLIER}" if "(" in table else table
+    return f"{table}\n\n{EARLIER}" if any_earlier else table
 
 
 def _show(arm: str) -> str:
@@ -200,8 +204,7 @@ def _format_verdicts(contest: LanguageContest, verdicts: Sequence[Verdict]) -> s
     for verdict in verdicts:
         batch, steps = verdict.batch, verdict.steps
         cells = []
-        for arm in (OURS, verdict.peer):
-            setting = contest.list_finalists(arm, batch, steps)[0]
+        for setting in choose_compared(contest, batch, steps):
             losses = contest.find_losses("test", batch, steps, setting)
             found = mean_interval(list(losses.values()))
             cells.append("" if found.mean is None else f"{found.mean:.4f} (n {found.n})")
@@ -217,6 +220,6 @@ def _format_verdicts(contest: LanguageContest, verdicts: Sequence[Verdict]) -> s
             saved = f"{100 * saving.middle:.1f} % {interval}"
         ours, theirs = cells[:2], cells[2:]
         rows.append((f"{batch:,} × {steps}", *ours, NAMES[verdict.peer], *theirs, lead, p, saved))
-    heads = ["tokens × steps", "ours", "training", "best peer", "its loss", "training"]
-    heads += ["lead", "p (Holm)", "steps saved"]
+    heads = ["tokens × steps", "ours, worse setting", "training"]
+    heads += ["best peer", "its better setting", "training", "lead", "p (Holm)", "steps saved"]
     return format_table(heads, "lrrlrrrrr", rows)

@@ -18,6 +18,7 @@ from benchmarks.language.contest_stages import (
     SHARES,
     LanguageContest,
 )
+from benchmarks.language.language_arms import Setting
 from neumann.lab.studies.statistics import (
     Difference,
     correct_by_holm,
@@ -92,8 +93,10 @@ def list_missed_goals(verdicts: Sequence[Verdict]) -> list[str] | None:
         return None
     missed = []
     smallest, *larger = sorted(found)
-    low = found[smallest].lead.low
-    if low is None or low < -MARGIN:
+    lead = found[smallest].lead
+    if lead.diverged_b:
+        missed.append(f"{lead.diverged_b} of our runs diverged at {smallest:,} tokens per step")
+    elif lead.low is None or lead.low < -MARGIN:
         missed.append(f"at {smallest:,} tokens per step ours may be behind by more than {MARGIN}")
     for batch in larger:
         verdict = found[batch]
@@ -116,29 +119,32 @@ def compare_finalists(contest: LanguageContest, batch: int, steps: int) -> Diffe
 
     MissingRunError unless all settings of both that take part have been tested with all seeds.
     """
-    peer = contest.find_peer(batch, steps)
-    ours, theirs = (
-        [
-            contest.find_losses("test", batch, steps, setting)
-            for setting in contest.list_finalists(arm, batch, steps)
-        ]
-        for arm in (OURS, peer)
-    )
-    seeds = SEEDS_OF_OTHERS if (batch, steps) == LONGER else SEEDS
-    if any(set(seeds) - set(losses) for losses in (*ours, *theirs)):
-        raise MissingRunError(f"the test at {batch} tokens per step is not complete")
+    compared = choose_compared(contest, batch, steps)
+    ours, theirs = (contest.find_losses("test", batch, steps, each) for each in compared)
+    return paired_difference(*select_common_seeds(theirs, ours))
 
-    def mean(losses: Mapping[int, float]) -> float:
+
+def choose_compared(contest: LanguageContest, batch: int, steps: int) -> tuple[Setting, Setting]:
+    """Our worse setting in the test and the peer's better one; see `compare_finalists`."""
+    seeds = SEEDS_OF_OTHERS if (batch, steps) == LONGER else SEEDS
+
+    def mean(setting: Setting) -> float:
+        losses = contest.find_losses("test", batch, steps, setting)
+        if set(seeds) - set(losses):
+            raise MissingRunError(f"the test at {batch} tokens per step is not complete")
         return sum(losses.values()) / len(losses)
 
-    return paired_difference(*select_common_seeds(min(theirs, key=mean), max(ours, key=mean)))
+    ours, theirs = (
+        contest.list_finalists(arm, batch, steps) for arm in (OURS, contest.find_peer(batch, steps))
+    )
+    return max(ours, key=mean), min(theirs, key=mean)
 
 
 def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | None:
     """What our best setting saves; None without the runs.
 
     Ours is the best on the validation set, whose shorter runs there are. The peer's is the one that
-    did better in the test.
+    did better in the test, where fewer runs that diverged count first.
     """
     tested = [
         losses
@@ -147,7 +153,7 @@ def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | No
     ]
     if not tested:
         return None
-    target = min(tested, key=lambda losses: fmean(losses.values()))
+    target = min(tested, key=lambda losses: (-len(losses), fmean(losses.values())))
     setting = contest.list_finalists(OURS, batch, steps)[0]
     shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
     lengths = {

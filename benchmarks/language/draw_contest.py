@@ -52,7 +52,7 @@ def collect_curves(contest: LanguageContest) -> list[Curve]:
     try:
         arms = dict.fromkeys((OURS, contest.find_peer(MIDDLE, steps), "adamw"))
         for arm in arms:
-            best = contest.rank_settings(arm, MIDDLE, steps)[0]
+            best = contest.list_finalists(arm, MIDDLE, steps)[0]
             runs = contest.ledger.find_seeds(contest.make_key("test", MIDDLE, steps, best, 0))
             found = [run for run in runs.values() if run["loss"] is not None]
             if not found:

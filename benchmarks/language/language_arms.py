@@ -19,6 +19,7 @@ from neumann.lab.optimizers.role_rates import collect_roles, group_by_rate
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions
 from neumann.optim.lr_rules import lr_factor
 from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
+from neumann.optim.recipe import FORGETTING, LR
 
 RAMP = 0.03  # of the steps
 BOTH = ("embedding", "output")
@@ -81,6 +82,11 @@ def make_recipe(lr: float, decay: float) -> Setting:
     output = DEFAULTS["output"].vocabulary or DEFAULTS["output"]  # of a layer over a vocabulary
     embedding, vector = (DEFAULTS[role].scale for role in ("embedding", "vector"))
     return Setting("recipe", lr, decay, embedding=embedding, output=output.scale, vector=vector)
+
+
+def make_default_recipe(steps: int) -> Setting:
+    """The recipe with its default learning rate and the decay that it chooses for a run."""
+    return make_recipe(LR, decay=FORGETTING / (LR * steps))
 
 
 def build_recipe(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.jobs import add_ledger_flags
+from benchmarks.common.jobs import add_ledger_flags, parse_shared
 from benchmarks.common.ledger import Ledger, Run, Runner, refuse_other_data
 from benchmarks.common.script import create_parser, describe_origin
 from benchmarks.language.language_arms import CONSTANT, Setting, find_lr_factor
@@ -64,6 +64,24 @@ def create_language_parser(doc: str | None, results: Path) -> ArgumentParser:
     return parser
 
 
+def parse_language(parser: ArgumentParser) -> Namespace:
+    """The arguments; with `--jobs`, the text is tokenized once, before the processes start."""
+
+    def tokenize(arguments: Namespace) -> None:
+        folder, tokens = arguments.data_dir, arguments.tokens
+        if vars(arguments).get("stage") != "table":
+            _load_or_exit(arguments.data, data_dir=folder, tokens=tokens)
+
+    return parse_shared(parser, prepare=tokenize)
+
+
+def _load_or_exit(data: str, **options: Any) -> Dataset:
+    try:
+        return load(data, **options)
+    except UsageError as error:
+        raise SystemExit(str(error)) from error
+
+
 def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[RunKey]]:
     """The ledger that the flags name, and what trains further runs into it."""
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +103,7 @@ class LanguageTrainer:
     """Trains runs; keeps the tokens in memory between them."""
 
     def __init__(self, data: str, data_dir: Path | None, tokens: str, device: str) -> None:
-        self._load = lambda context: load(
+        self._load = lambda context: _load_or_exit(
             data, data_dir=data_dir, tokens=tokens, context=context, device=device
         )
         self._device = torch.device(device)
@@ -121,10 +139,10 @@ class LanguageTrainer:
         final = self._evaluate(compute_loss, optimizer, held_out, micro)
         print(f"{describe(key)}  {final:.4f}  {seconds:.1f} s", flush=True)
         return {
-            "loss": final if math.isfinite(final) else None,
-            "train_loss": fmean(found[-max(1, round(LAST * key.steps)) :]),
-            "losses": [round(loss, 4) for loss in found[:: max(1, key.steps // 50)]],
-            "seconds": seconds,
+            "loss": _to_json(final),
+            "train_loss": _to_json(fmean(found[-max(1, round(LAST * key.steps)) :])),
+            "losses": [_to_json(round(loss, 4)) for loss in found[:: max(1, key.steps // 50)]],
+            "seconds": seconds,  # of training, after the first three steps
         }
 
     def prepare(self, key: RunKey) -> tuple[nn.Module, Any, Dataset]:
@@ -133,10 +151,7 @@ class LanguageTrainer:
         A network is compiled once, then filled again.
         """
         if key.context not in self._datasets:
-            try:
-                self._datasets[key.context] = self._load(key.context)
-            except UsageError as error:
-                raise SystemExit(str(error)) from error
+            self._datasets[key.context] = self._load(key.context)
         dataset = self._datasets[key.context]
         torch.manual_seed(key.seed)
         fresh = build(key.model, dataset)
@@ -177,6 +192,16 @@ class LanguageTrainer:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _to_json(value: float) -> float | None:
+    """None for infinity and NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def read_loss(run: Run) -> float:
+    """The loss of a run, infinite if it diverged."""
+    return math.inf if run["loss"] is None else float(run["loss"])
 
 
 def count_rows(key: RunKey) -> tuple[int, int]:

@@ -26,11 +26,16 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
-from benchmarks.language.language_arms import Setting, make_recipe
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_arms import Setting, make_default_recipe
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+    read_loss,
+)
 from benchmarks.language.language_variants import (
     MUON,
     RECIPE,
@@ -45,7 +50,6 @@ from neumann.lab.studies.statistics import (
     paired_difference,
     select_common_seeds,
 )
-from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/leads.jsonl")
 TOKENS = 131_072
@@ -96,7 +100,7 @@ class Leads:
     def find_base(self, steps: int) -> Setting:
         """The arm without any lead; MissingRunError if Muon has not been tuned."""
         if self.arm == RECIPE:
-            return make_recipe(LR, decay=FORGETTING / (LR * steps))
+            return make_default_recipe(steps)
         found = {
             key.setting: run["loss"]
             for key, run in self.ledger.runs.items()
@@ -133,7 +137,7 @@ class Leads:
         base = self.find_base(steps)
         without, within = (
             {
-                seed: float("inf") if run["loss"] is None else run["loss"]
+                seed: read_loss(run)
                 for seed, run in self.ledger.find_seeds(_make_key(stage, steps, setting, 0)).items()
             }
             for setting in (base, make_variant(base, name, strength))
@@ -236,7 +240,7 @@ def main() -> None:
     parser.add_argument("--arm", choices=ARMS, default="recipe", help="whose variants to train")
     leads = parser.add_argument("--leads", nargs="+", choices=VARIANTS, help="train these alone")
     leads.metavar = "NAME"
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage != "table":
         try:

@@ -15,12 +15,17 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner, claim
 from benchmarks.common.markdown import format_table
 from benchmarks.common.search import find_bracketed_best
 from benchmarks.language.language_arms import Setting, make_recipe
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+    read_loss,
+)
 from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/lr-by-width.jsonl")
@@ -50,8 +55,7 @@ def tune(arguments: argparse.Namespace, runner: Runner[RunKey], arm: str, size: 
     """The index of the best learning rate; MissingRunError if the time is up."""
 
     def score(index: int, seed: int) -> float:
-        loss = runner.finish(make_key(arguments, arm, size, index, seed))["loss"]
-        return -1e9 if loss is None else -loss
+        return -read_loss(runner.finish(make_key(arguments, arm, size, index, seed)))
 
     return find_bracketed_best(score, [(0, 0), (-1, 0), (1, 0)], 1)[0]
 
@@ -86,7 +90,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-tokens", type=int, default=32_768)
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for size, arm in itertools.product(arguments.sizes, arguments.arms):

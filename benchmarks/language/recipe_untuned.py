@@ -21,14 +21,18 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.peers_table import ALIGN, HEADS, compare_with_peers
-from benchmarks.language.language_arms import Setting, make_recipe
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_arms import Setting, make_default_recipe
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+    read_loss,
+)
 from benchmarks.language.search_space import find_point, search_setting
-from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/recipe.jsonl")
 OURS = "recipe"
@@ -39,11 +43,6 @@ RUNS = 12  # of a peer's search
 AGAIN = ("before", "lr", "forgetting", "embedding", "output")  # what Muon's second search moves
 SEEDS = {MUON: range(11, 21), "adamw": range(1, 11)}
 MARGIN = 0.01  # nats that we may be worse
-
-
-def make_ours(steps: int) -> Setting:
-    """The recipe with its default learning rate and the decay that it chooses."""
-    return make_recipe(LR, decay=FORGETTING / (LR * steps))
 
 
 def make_key(stage: str, length: tuple[int, int], setting: Setting, seed: int = 0) -> RunKey:
@@ -67,9 +66,9 @@ def tune(runner: Runner[RunKey], arm: str, length: tuple[int, int]) -> Setting:
 def find_tested(
     ledger: Ledger[RunKey], arm: str, length: tuple[int, int], seeds: range
 ) -> dict[int, float]:
-    """The test losses of an arm by seed."""
+    """The test losses of an arm by seed; that of a run that diverged is infinite."""
     return {
-        key.seed: run["loss"]
+        key.seed: read_loss(run)
         for key, run in ledger.runs.items()
         if (key.stage, key.tokens_per_step, key.steps) == ("test", *length)
         and key.setting.arm == arm
@@ -95,7 +94,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("tune", "train", "table"))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune")
     parser.add_argument("--steps", type=int, help="only this length of runs")
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     lengths = [length for length in LENGTHS if arguments.steps in (None, length[1])]
     try:
@@ -112,7 +111,7 @@ def main() -> None:
 def train_all(runner: Runner[RunKey], lengths: Sequence[tuple[int, int]] = LENGTHS) -> None:
     """Tune the peers, then test everybody."""
     for length in lengths:
-        ours = make_ours(length[1])
+        ours = make_default_recipe(length[1])
         for peer in PEERS:
             tuned = tune(runner, peer, length)
             for seed, setting in itertools.product(SEEDS[peer], (ours, tuned)):

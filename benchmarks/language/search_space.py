@@ -8,7 +8,7 @@ from benchmarks.common import recipe_space
 from benchmarks.common.coordinates import Point, search_coordinates
 from benchmarks.common.ledger import Runner
 from benchmarks.language.language_arms import CONSTANT, Setting
-from benchmarks.language.language_runs import RunKey
+from benchmarks.language.language_runs import RunKey, read_loss
 from neumann.optim.recipe import FORGETTING
 
 # Every coordinate has a grid; a search may end at the edge of one. `forgetting` is lr · decay ·
@@ -135,8 +135,7 @@ def search_setting(
     """
 
     def loss(point: Point) -> float:
-        found = runner.finish(make_key(make_setting(arm, point, steps)))["loss"]
-        return float("inf") if found is None else float(found)
+        return read_loss(runner.finish(make_key(make_setting(arm, point, steps))))
 
     def announce(point: Point) -> None:
         runner.run(make_key(make_setting(arm, point, steps)))

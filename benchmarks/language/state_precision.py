@@ -12,13 +12,17 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_difference, format_table
-from benchmarks.language.language_arms import make_recipe
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_arms import make_default_recipe
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+    read_loss,
+)
 from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
-from neumann.optim.recipe import FORGETTING, LR
 
 RESULTS = Path("results/language/state-precision.jsonl")
 STATES = ("float32", "bfloat16")
@@ -27,13 +31,13 @@ SEEDS = range(5)
 
 
 def make_key(state: str, seed: int = 0) -> RunKey:
-    setting = replace(make_recipe(LR, decay=FORGETTING / (LR * STEPS)), state=state)
+    setting = replace(make_default_recipe(STEPS), state=state)
     return RunKey("state", "gpt:small", 256, TOKENS, STEPS, setting, seed)
 
 
 def print_table(ledger: Ledger[RunKey]) -> None:
     losses = {
-        state: {seed: run["loss"] for seed, run in ledger.find_seeds(make_key(state)).items()}
+        state: {seed: read_loss(run) for seed, run in ledger.find_seeds(make_key(state)).items()}
         for state in STATES
     }
     rows = []
@@ -52,7 +56,7 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=("train", "table"))
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for seed, state in itertools.product(SEEDS, STATES):

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.coordinates import Point
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.recipe_space import START, add_search_flags, search_recipe
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+    read_loss,
+)
 
 RESULTS = Path("results/language/recipe-search.jsonl")
 COORDINATES = ("lr", "forgetting", "output", "embedding", "vector", "momentum", "before", "eps")
@@ -35,8 +40,7 @@ def make_key(arguments: argparse.Namespace, point: Point) -> RunKey:
 
 def tune(arguments: argparse.Namespace, runner: Runner[RunKey]) -> Point:
     def loss(point: Point) -> float:
-        found = runner.finish(make_key(arguments, point))["loss"]
-        return float("inf") if found is None else float(found)
+        return read_loss(runner.finish(make_key(arguments, point)))
 
     def announce(point: Point) -> None:
         runner.run(make_key(arguments, point))
@@ -71,7 +75,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     add_search_flags(parser, (*COORDINATES, "output_before"))
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         try:

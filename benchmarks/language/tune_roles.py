@@ -15,11 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.jobs import parse_shared
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.language.language_arms import Setting
-from benchmarks.language.language_runs import RunKey, create_language_parser, open_language_runner
+from benchmarks.language.language_runs import (
+    RunKey,
+    create_language_parser,
+    open_language_runner,
+    parse_language,
+)
 from benchmarks.language.search_space import GRIDS, ORDER, START, search_setting
 
 RESULTS = Path("results/language/roles.jsonl")
@@ -72,7 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=131_072)
     parser.add_argument("--rows", type=int, default=3, help="best settings per arm in the table")
-    arguments = parse_shared(parser)
+    arguments = parse_language(parser)
     ledger, runner = open_language_runner(arguments)
     if arguments.stage == "train":
         for arm in arguments.arms:

@@ -109,6 +109,8 @@ def weigh_spread(values: Sequence[float], limit: float) -> Evidence:
         return Evidence(math.nan, -math.inf, math.inf, n, 1.0, 1.0)
     mean = math.fsum(values) / n
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    if variance == 0:
+        return Evidence(math.inf, math.inf, math.inf, n, 0.0, 1.0)
     freedom = n - 1
     share = freedom * variance / limit**2
     smaller, larger = stats.chi2.cdf(share, freedom), stats.chi2.sf(share, freedom)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
-from benchmarks.language import contest_stages, recipe_untuned
+from benchmarks.language import contest_stages
 from benchmarks.language.contest_stages import (
     COORDINATES,
     LENGTHS,
@@ -18,6 +18,7 @@ from benchmarks.language.contest_stages import (
     LanguageContest,
 )
 from benchmarks.language.contest_tables import format_contest
+from benchmarks.language.language_arms import make_default_recipe
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
 from tests.support.language_scores import invent, run_stages
@@ -53,6 +54,21 @@ def test_rows_are_tried_at_the_best_setting_of_muon(contest):
         tried = [find_point(s, steps, fine=True) for s in contest.rank_settings(ROWS, batch, steps)]
         assert start in tried
         assert all({**point, "lr": 0} == {**start, "lr": 0} for point in tried)
+
+
+def test_when_muon_finds_a_better_setting_its_rows_are_tried_there(tmp_path):
+    """The rows that were tried at what was its best before do not count."""
+    contest = run_stages(tmp_path, invent, ("screen", "tune"))
+    batch, steps = MIDDLE, LENGTHS[MIDDLE]
+    before = contest.rank_settings("muon by norm", batch, steps)[0]
+    better = {**find_point(before, steps, fine=True), "output": 0.256}
+    setting = make_setting("muon by norm", better, steps)
+    contest.ledger.add(contest.make_key("tune", batch, steps, setting, 0), invent_loss(1.5))
+    again = run_stages(tmp_path, invent, ("tune",))
+    rows = [find_point(s, steps, fine=True) for s in again.rank_settings(ROWS, batch, steps)]
+    tried = [point for point in rows if {**point, "lr": 0} == {**better, "lr": 0}]
+    assert better in tried
+    assert 3 <= len(tried) <= contest_stages.RUNS_OF_RATE
 
 
 def test_finalists_stay_what_they_were_before_the_test(tmp_path):
@@ -247,7 +263,7 @@ def test_starts_suit_the_length_of_a_run():
         assert point == pytest.approx(choose_start("muon by norm"))
     for steps in (50, 800):
         setting = make_setting(RECIPE, choose_start(RECIPE), steps)
-        usual = recipe_untuned.make_ours(steps)
+        usual = make_default_recipe(steps)
         assert setting == replace(usual, lr=setting.lr, decay=pytest.approx(usual.decay))
 
 

@@ -1,5 +1,7 @@
 """The plots of the language contest, on invented runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.common.ledger import Ledger, Runner
@@ -13,7 +15,7 @@ from benchmarks.language.draw_contest import (
     spread_labels,
 )
 from benchmarks.language.language_runs import RunKey
-from tests.support.language_scores import invent
+from tests.support.language_scores import invent, run_stages
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,16 @@ def test_steps_to_equal_loss_have_their_numbers_beside_them(contest):
         (verdict,) = (v for v in verdicts if v.batch == batch)
         assert 0 < verdict.saving.low <= verdict.saving.middle <= verdict.saving.high < 0.2
         assert f"{round((1 - verdict.saving.middle) * steps)} of {steps} steps" in texts
+
+
+def test_what_was_tested_is_drawn_also_if_a_better_setting_is_found_later(tmp_path):
+    contest = run_stages(tmp_path, invent)
+    best = contest.rank_settings("adamw", MIDDLE, 200)[0]
+    late = replace(best, output=0.123)
+    key = contest.make_key("tune", MIDDLE, 200, late, 0)
+    contest.ledger.add(key, {**invent(key), "loss": 1.0})
+    assert contest.rank_settings("adamw", MIDDLE, 200)[0] == late
+    assert len(collect_curves(contest)) == 3
 
 
 def test_nothing_to_draw(tmp_path):

@@ -1,6 +1,7 @@
 """What the language contest concludes from its runs, on invented losses."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.language.contest_tables import EARLIER, describe_verdict, format
 from benchmarks.language.contest_verdicts import (
     Saving,
     Verdict,
+    choose_compared,
     compare_finalists,
     estimate_saving,
 )
@@ -35,7 +37,13 @@ def test_the_lead_is_that_of_our_worse_over_their_better_setting(contest):
     assert found.n == 10
     assert 0.0 < found.mean < 0.051
     assert found.p < 1e-4
+    means = [
+        fmean(contest.find_losses("test", MIDDLE, 200, setting).values())
+        for setting in choose_compared(contest, MIDDLE, 200)
+    ]
+    assert found.mean == pytest.approx(means[1] - means[0])
     table = format_contest(contest)
+    assert f"| {means[0]:.4f} (n 10) | " in table
     assert "Muon (by norm)" in table
     assert "| 1,048,576 × 50 |" in table
 
@@ -65,9 +73,8 @@ def test_words_for_other_outcomes():
     assert "needs 4.0 % more steps for the peer's loss (95 % interval 3.0 to 5.0 %" in behind
     assert "within the noise" not in behind
     assert "within the noise" in describe(0.003, 0.4)
-    assert "validation loss saves 20 % of the steps or more (n 10)." in describe(
-        0.1, 1e-6, Saving(0.2, 0.2, 0.2, 0.2, 10)
-    )
+    least = describe(0.1, 1e-6, Saving(0.2, 0.05, 0.2, 0.2, 10))
+    assert "saves 20 % of the steps or more (95 % interval from 5.0 %, n 10)." in least
     assert "15.0 to 20.0 % or more" in describe(0.1, 1e-6, Saving(0.18, 0.15, 0.2, 0.2, 10))
 
 
@@ -171,6 +178,9 @@ def test_the_goal_is_met_or_missed_in_words(contest):
     (missed,) = contest_verdicts.list_missed_goals([behind, *others])
     assert "at 65,536 tokens per step ours may be behind by more than 0.005" in missed
     assert contest_verdicts.list_missed_goals(others) is None
+    lost = replace(small, lead=replace(small.lead, diverged_b=3), saving=saved)
+    (missed,) = contest_verdicts.list_missed_goals([lost, *others])
+    assert missed == "3 of our runs diverged at 65,536 tokens per step"
 
 
 def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
