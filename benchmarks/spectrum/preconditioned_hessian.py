@@ -10,7 +10,7 @@ Nesterov's iteration is stable for ηλ < 2(1 + μ)/(1 + 2μ); the script prints
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from benchmarks.spectrum.short_training import PROBE_EPOCH, train_with_pauses
 from neumann import Neumann
 from neumann.lab.data import Plan, load
 from neumann.lab.models import build
-from neumann.optim.preconditioners import Spectral
+from neumann.optim.preconditioners import Diagonal, Spectral
 from neumann.optim.preconditioners.orthogonalization import is_matrix
 from neumann.spectrum import Hessian, Operator, extremes
 
@@ -64,12 +64,15 @@ class PreconditionedHessian(Operator):
 
 
 def find_root(
-    gradient: Tensor, second_moment: Tensor | None, spectral: Spectral
+    gradient: Tensor, state: Mapping[str, Tensor], spectral: Spectral
 ) -> tuple[str, Tensor]:
-    """P^{1/2} of one tensor, and from which side it acts."""
+    """P^{1/2} of one tensor, and from which side it acts. `state` is what the optimizer keeps."""
     if not is_matrix(gradient):
-        size = gradient.abs() if second_moment is None else second_moment.sqrt()
-        return "elementwise", (spectral.scale / (size + 1e-8)).sqrt()
+        diagonal = spectral.vectors
+        assert isinstance(diagonal, Diagonal)
+        seen = state["preconditioner_vector_seen"]
+        corrected = state["preconditioner_vector_second_moment"] / (1 - diagonal.decay**seen)
+        return "elementwise", (diagonal.scale / (corrected.sqrt() + diagonal.eps)).sqrt()
     matrix = gradient.flatten(1).double()
     rows, columns = matrix.shape
     gram = matrix @ matrix.mT if rows <= columns else matrix.mT @ matrix
@@ -87,8 +90,7 @@ def measure(model: nn.Module, optimizer: Neumann, probe: tuple[Tensor, Tensor]) 
     roots = []
     for p in model.parameters():
         assert p.grad is not None
-        second_moment = optimizer.state[p].get("preconditioner_vector_second_moment")
-        roots.append(find_root(p.grad, second_moment, Spectral()))
+        roots.append(find_root(p.grad, optimizer.state[p], Spectral()))
     model.zero_grad()
     hessian = Hessian(model, cross_entropy, batch=probe)
     preconditioned = PreconditionedHessian(hessian, [p.shape for p in model.parameters()], roots)

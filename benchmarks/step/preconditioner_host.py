@@ -72,6 +72,12 @@ def list_cases() -> dict[str, list[tuple[Spectral, list[Tensor]]]]:
     }
 
 
+def leave_products_out() -> None:
+    """Take the arithmetic out of the orthogonalization, for the rest of the process."""
+    orthogonalization.normalize = lambda stack, **options: stack
+    orthogonalization.iterate = lambda x: x
+
+
 def measure(call: Callable[[], Any], rounds: int, repeats: int = 20) -> list[float]:
     """Microseconds of CPU time per call, one value per round."""
     times = []
@@ -88,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    orthogonalization.orthogonalize = lambda wide, **options: wide
+    leave_products_out()
     orthogonalization.launch_cost = lambda matrix: 2e10 / SHRINK**3
     cases: dict[str, Any] = {}
     for name, calls in list_cases().items():

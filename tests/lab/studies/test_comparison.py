@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.storage import folders
 from neumann.lab.storage.folders import new_run_folder
 from neumann.lab.storage.reading import read_config, read_metrics
-from neumann.lab.studies.comparison import OutOfTime, run_comparison
+from neumann.lab.studies.comparison import OutOfTime, StudyInterrupted, run_comparison
 from neumann.lab.studies.results import read_comparison
 from neumann.lab.studies.settings import CompareConfig, SweepConfig
 from neumann.lab.studies.study_files import get_run_folder
@@ -44,6 +45,14 @@ class Stop(Exception):
 class StopAtFirst(StudyObserver):
     def on_finish(self, arm, seed, result):
         raise Stop
+
+
+class Terminate(StudyObserver):
+    """Sends SIGTERM during the last evaluation of the first run."""
+
+    def on_line(self, arm, seed, line):
+        if line["kind"] == "epoch" and line["epoch"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 SMALL = CompareConfig(
@@ -77,6 +86,16 @@ def test_arms_share_initial_weights_and_data(finished):
         for arm in config.arms
     ]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_signal_during_the_last_evaluation_of_a_run_stops_the_study(tmp_path, jobs):
+    """The run has ended, but no other may begin."""
+    config = CompareConfig(arms=("sgd", "adamw"), seeds=3, epochs=2, jobs=jobs)
+    with pytest.raises(StudyInterrupted, match="stopped by SIGTERM") as stopped:
+        run_comparison(config, tmp_path, Terminate())
+    assert 1 <= stopped.value.ended <= jobs
+    assert stopped.value.total == 6
 
 
 def test_rows_hold_paired_differences(finished):

@@ -25,6 +25,7 @@ from neumann.lab.studies.results import Comparison, read_comparison, read_finish
 from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
 from neumann.lab.studies.workers import (
+    SAVED,
     DataCache,
     RunKey,
     Runs,
@@ -179,7 +180,9 @@ def _train_all(runs: Runs, jobs: int, data: DataCache, session: Session) -> None
             return
         observe = partial(observer.on_line, *key)
         if team is not None:
-            team.train(run, observe)
+            number = team.train(run, observe)
         else:
-            train_run(run, data.open(run), observe)
+            number = train_run(run, data.open(run), observe)
         announce(key)
+        if number is not None:
+            raise Interrupted(number, SAVED)

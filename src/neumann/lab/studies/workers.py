@@ -5,7 +5,7 @@ A worker trains one run after another. For each run it sends its parent
     a dict          each line of the records
     None            the run has finished or diverged
     an exception    the run cannot be trained
-    an int          the signal that stopped the run, which is saved
+    an int          the signal that stopped the worker; its run has ended or is saved
 
 A signal to the parent raises Interrupted there once every worker has saved. A worker that dies
 raises CrashedError there; finished runs are kept. A worker exits as soon as its parent does.
@@ -90,11 +90,12 @@ def train_run(
     dataset: Dataset | None = None,
     observe: Observer | None = None,
     process: Process | None = None,
-) -> None:
-    """Train one run until it finishes or diverges."""
+) -> int | None:
+    """Train one run until it finishes or diverges; a signal that came too late to interrupt it."""
     training = Training(config, process or Process(), dataset)
     with contextlib.suppress(Diverged):  # the run's summary records it
         training.run(get_output_folder(config), observe or (lambda line: None))
+    return training.late_signal
 
 
 def get_output_folder(run: TrainConfig) -> Path:
@@ -112,10 +113,10 @@ class Team:
     def __init__(self, process: Process) -> None:
         self._process, self._data = process, DataCache()
 
-    def train(self, run: TrainConfig, observe: Observer) -> None:
-        """As the leader, train a run with everyone."""
+    def train(self, run: TrainConfig, observe: Observer) -> int | None:
+        """As the leader, train a run with everyone; see `train_run`."""
         gather_objects(run, self._process)
-        self._train(run, observe)
+        return self._train(run, observe)
 
     def dismiss(self) -> None:
         """As the leader, tell the others that there are no more runs."""
@@ -132,8 +133,8 @@ class Team:
         if stop is not None:
             raise stop
 
-    def _train(self, run: TrainConfig, observe: Observer) -> None:
-        train_run(run, self._data.open(run, self._process), observe, self._process)
+    def _train(self, run: TrainConfig, observe: Observer) -> int | None:
+        return train_run(run, self._data.open(run, self._process), observe, self._process)
 
 
 class Worker:
@@ -279,7 +280,7 @@ def _work(pipe: Connection, threads: int | None) -> None:
         while (run := pipe.recv()) is not None:
             message: Exception | int | None = None
             try:
-                train_run(run, data.open(run), pipe.send)
+                message = train_run(run, data.open(run), pipe.send)
             except (UsageError, StorageError) as error:
                 message = error
             except Interrupted as interruption:

@@ -60,11 +60,12 @@ def evaluate_twice(
     score = evaluate(model, *arguments)
     if not has_batchnorm(model):
         return score, None
-    steps = dataset.train.batches(plan_epoch(config, process, 0))
-    inputs = (piece for pieces in steps for piece, _ in pieces)
+    plan = plan_epoch(config, process, 0)
+    inputs = (piece for pieces in dataset.train.batches(plan) for piece, _ in pieces)
+    at_once = config.batch_size // plan.micro_batches  # in all processes together
     with keep_statistics(model):
         with autocast():
-            batches = -(-RECALIBRATION_EXAMPLES // config.batch_size)
+            batches = -(-RECALIBRATION_EXAMPLES // at_once)
             recalibrate_batchnorm(model, inputs, batches=batches)
         average_statistics(model, process)
         return score, evaluate(model, *arguments)

@@ -63,7 +63,7 @@ from neumann.lab.training.resuming import (
     explain_misfit,
 )
 from neumann.lab.training.running_loss import RunningLoss
-from neumann.lab.training.signals import Interrupted, catch_signals
+from neumann.lab.training.signals import Interrupted, ReceivedSignal, catch_signals
 from neumann.lab.training.weight_average import WeightAverage
 from neumann.optim import Neumann
 
@@ -127,6 +127,7 @@ class Training:
         self._losses = RunningLoss(self.device, process)
         self._last_epoch: Line = {}
         self._write: Observer = lambda line: None  # the leader sets it during a run
+        self._received = ReceivedSignal()
         if process.ranks > 1:  # dropout must differ between processes
             torch.manual_seed(derive_seed("process", config.seed, process.rank))
 
@@ -158,6 +159,11 @@ class Training:
             self._resume(files)
             return self._train_and_record(observe)
 
+    @property
+    def late_signal(self) -> int | None:
+        """A signal that arrived after the last step, when the run was ending anyway."""
+        return self._received.number
+
     def _train_and_record(self, observe: Observer) -> Summary:
         """Train, and write all lines and the summary, also that of a run that diverges."""
         try:
@@ -178,7 +184,7 @@ class Training:
     def _train(self) -> Summary:
         agreement = StopAgreement(self.process)
         compiling = not self._gradients.prepared
-        with catch_signals(repeatedly=self.process.ranks > 1) as received:
+        with catch_signals(repeatedly=self.process.ranks > 1) as self._received:
             timetable = describe_timetable(self.optimizer, self.total_steps)
             if self.step == 0 and timetable is not None:
                 self._on_leader(lambda: self._records.append(**timetable))
@@ -196,7 +202,7 @@ class Training:
                     if self.step % self.config.log_every == 0:
                         self._log()
                     self._measure_curvature(pieces)
-                    number = agreement.exchange(received.number)
+                    number = agreement.exchange(self._received.number)
                     if number is not None:
                         self.clock.end_lap()
                         if self.step % self.steps_per_epoch == 0:
