@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.common.labels import spread_labels
 from benchmarks.contest.summary import BatchSummary
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 
@@ -75,16 +76,9 @@ def _write_names(axes: Axes, curves: Curves, colors: Mapping[str, str]) -> None:
     """At the right end of each line, moved apart where they would overlap."""
     bottom, top = axes.get_ylim()
     gap = NAME_HEIGHT * (top - bottom)
-    ranked = sorted(curves, key=lambda name: -curves[name][-1][1]["mean"])
-    heights = [curves[name][-1][1]["mean"] for name in ranked]
-    for _ in range(100):  # neighbors push each other; what is far apart stays
-        for above in range(len(heights) - 1):
-            overlap = gap - (heights[above] - heights[above + 1])
-            if overlap > 0:
-                heights[above] += overlap / 2
-                heights[above + 1] -= overlap / 2
+    heights = spread_labels([points[-1][1]["mean"] for points in curves.values()], gap)
     last = max(batch for points in curves.values() for batch, _ in points)
-    for name, height in zip(ranked, heights, strict=True):
+    for name, height in zip(curves, heights, strict=True):
         batch, interval = curves[name][-1]
         axes.annotate(
             name,

@@ -15,10 +15,9 @@ from pathlib import Path
 from benchmarks.common.jobs import require_results
 from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_cell, format_difference, format_table
-from benchmarks.contest import recipe_images
 from benchmarks.contest.entrants import ContestLedger, read_accuracy
-from benchmarks.contest.recipe_runs import OURS
-from benchmarks.language import recipe_untuned
+from benchmarks.contest.recipe_runs import OURS, PEERS
+from benchmarks.language import recipe_tests
 from benchmarks.language.language_runs import RunKey
 from neumann.lab.studies.statistics import (
     Difference,
@@ -52,12 +51,12 @@ def list_comparisons(folder: Path = RESULTS) -> list[Comparison]:
 def _compare_on_text(folder: Path) -> Iterator[Comparison]:
     for text, name in TEXTS.items():
         ledger = Ledger(folder / name, RunKey)
-        for length in recipe_untuned.LENGTHS:
+        for length in recipe_tests.LENGTHS:
             task = f"{text}, {length[1]} steps"
             for test, seeds in enumerate(TEXT_SEEDS, start=1):
-                ours = recipe_untuned.find_tested(ledger, recipe_untuned.OURS, length, seeds)
-                for peer in recipe_untuned.PEERS:
-                    theirs = recipe_untuned.find_tested(ledger, peer, length, seeds)
+                ours = recipe_tests.find_tested(ledger, recipe_tests.OURS, length, seeds)
+                for peer in recipe_tests.PEERS:
+                    theirs = recipe_tests.find_tested(ledger, peer, length, seeds)
                     if theirs:
                         yield Comparison(task, test, peer, _find_lead(theirs, ours))
 
@@ -69,7 +68,7 @@ def _compare_on_images(folder: Path) -> Iterator[Comparison]:
             if key.stage == "final":
                 errors.setdefault(key.entrant, {})[key.seed] = 100 - read_accuracy(run)
         for test, seeds in enumerate(IMAGE_SEEDS, start=1):
-            for peer in recipe_images.PEERS:
+            for peer in PEERS:
                 theirs = {seed: errors[peer][seed] for seed in seeds if seed in errors[peer]}
                 if theirs:
                     lead = _find_lead(theirs, errors[OURS])

@@ -2,12 +2,18 @@
 
 import dataclasses
 
+from benchmarks.common.coordinates import Point
 from benchmarks.contest.entrants import RunKey, Setting
 from benchmarks.contest.trainer import Trainer
 from neumann.lab.config import TrainConfig
 from neumann.optim.recipe import LR, RAMP
 
 OURS = "recipe"
+# Whom it is tested against, and where their searches start.
+PEERS: dict[str, Point] = {
+    "Muon": {"lr": 0.04, "decay": 2.0, "momentum": 0.6},
+    "AdamW": {"lr": 0.002, "decay": 0.5, "momentum": 0.6},
+}
 
 
 def make_recipe(lr: float = LR) -> Setting:

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common.coordinates import Point
 from benchmarks.common.jobs import parse_shared
-from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
+from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner, refuse_other_data
 from benchmarks.common.markdown import format_table
 from benchmarks.common.recipe_space import SCALES, START, add_search_flags, search_recipe
 from benchmarks.common.script import describe_origin
@@ -170,7 +170,9 @@ def main() -> None:
     add_search_flags(parser, COORDINATES)
     parser.add_argument("--rows", type=int, default=10, help="best settings in the table")
     arguments = parse_shared(parser)
-    ledger = Ledger(arguments.results, RunKey, describe_origin(arguments.commit))
+    origin = {"data": arguments.data} | describe_origin(arguments.commit)
+    ledger = Ledger(arguments.results, RunKey, origin)
+    refuse_other_data(ledger, data=arguments.data)
     if arguments.stage == "train":
         train = ImageTrainer(arguments.data, arguments.data_dir).train
         runner = Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.common.labels import spread_labels
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, RESULTS, LanguageContest
 from benchmarks.language.contest_tables import NAMES
@@ -139,30 +140,6 @@ def _write(
 ) -> None:
     """A label beside a point."""
     axes.annotate(text, point, offset, textcoords="offset points", color=color, ha=ha, va=va)
-
-
-def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights at least a gap apart, in the same order and as near to the given ones as may be."""
-    order = sorted(range(len(heights)), key=lambda index: heights[index])
-    clusters: list[list[int]] = []
-    for index in order:
-        clusters.append([index])
-        while len(clusters) > 1 and _bottom(clusters[-1], heights, gap) < (
-            _bottom(clusters[-2], heights, gap) + gap * len(clusters[-2])
-        ):
-            last = clusters.pop()
-            clusters[-1] += last
-    placed = [0.0] * len(heights)
-    for cluster in clusters:
-        for rank, index in enumerate(cluster):
-            placed[index] = _bottom(cluster, heights, gap) + gap * rank
-    return placed
-
-
-def _bottom(cluster: Sequence[int], heights: Sequence[float], gap: float) -> float:
-    """The lowest label of a cluster that is centered on what it names."""
-    middle = sum(heights[index] for index in cluster) / len(cluster)
-    return middle - gap * (len(cluster) - 1) / 2
 
 
 def _make_figure(title: str) -> tuple[Figure, Axes]:

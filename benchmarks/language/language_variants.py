@@ -94,7 +94,7 @@ def _change_before(
     steps: int,
     make: Callable[[Setting, int], Preconditioner],
 ) -> Any:
-    """Something else than momentum between the gradients and the polar step."""
+    """Something other than momentum between the gradients and the polar step."""
     before = make(setting, steps)
     if setting.arm == RECIPE:
         return build_recipe(model, setting, lambda p: replace(p, before=before))

@@ -3,7 +3,8 @@
     python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
     python -m benchmarks.language.recipe_untuned table
 
-`tune` instead of `train` leaves out the test; --peers and --steps limit it to some searches.
+`tune` instead of `train` leaves out the test; --peers limits it to some searches, --steps both to
+some lengths.
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. Muon's began with far too much decay and hardly got to its momentum, so it gets a
@@ -30,18 +31,13 @@ from benchmarks.language.language_runs import (
     create_language_parser,
     open_language_runner,
     parse_language,
-    read_loss,
 )
+from benchmarks.language.recipe_tests import LENGTHS, MUON, OURS, PEERS, SEEDS, find_tested
 from benchmarks.language.search_space import find_point, search_setting
 
 RESULTS = Path("results/language/recipe.jsonl")
-OURS = "recipe"
-MUON = "muon by norm"
-PEERS = (MUON, "adamw")
-LENGTHS = ((65_536, 200), (32_768, 600))  # tokens per step, steps
 RUNS = 12  # of a peer's search
 AGAIN = ("before", "lr", "forgetting", "embedding", "output")  # what Muon's second search moves
-SEEDS = {MUON: range(11, 21), "adamw": range(1, 11)}
 MARGIN = 0.01  # nats that we may be worse
 
 
@@ -63,19 +59,6 @@ def tune(runner: Runner[RunKey], arm: str, length: tuple[int, int]) -> Setting:
     return best
 
 
-def find_tested(
-    ledger: Ledger[RunKey], arm: str, length: tuple[int, int], seeds: range
-) -> dict[int, float]:
-    """The test losses of an arm by seed; that of a run that diverged is infinite."""
-    return {
-        key.seed: read_loss(run)
-        for key, run in ledger.runs.items()
-        if (key.stage, key.tokens_per_step, key.steps) == ("test", *length)
-        and key.setting.arm == arm
-        and key.seed in seeds
-    }
-
-
 def print_table(ledger: Ledger[RunKey]) -> None:
     rows: list[Sequence[str]] = []
     for tokens, steps in LENGTHS:
@@ -95,6 +78,8 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune")
     parser.add_argument("--steps", type=int, help="only this length of runs")
     arguments = parse_language(parser)
+    if arguments.stage == "train" and len(arguments.peers) < len(PEERS):
+        parser.error("--peers is for `tune`: `train` tests all of them")
     ledger, runner = open_language_runner(arguments)
     lengths = [length for length in LENGTHS if arguments.steps in (None, length[1])]
     try:

@@ -9,7 +9,7 @@ REFERENCE = "adamw"
 
 
 def find_ratios(speeds: dict[str, list[float]]) -> dict[str, float]:
-    """What each arm reaches of the speed of AdamW, as the median over rounds."""
+    """Each arm's speed as a share of AdamW's: the median over rounds."""
     return {
         arm: median(own / other for own, other in zip(found, speeds[REFERENCE], strict=True))
         for arm, found in speeds.items()

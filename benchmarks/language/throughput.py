@@ -34,7 +34,7 @@ from neumann.lab.errors import UsageError
 
 ARMS = (OURS, *MUON, *OTHERS)
 LR = 1e-6
-RUN_STEPS = 20  # of the run that an arm is built for: warm-ups end in the first round
+RUN_STEPS = 20  # of the run that an arm is built for: the paper's warm-up ends in the first round
 
 
 def measure(

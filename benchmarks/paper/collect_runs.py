@@ -41,7 +41,7 @@ def add_runs(ledger: Ledger[RunKey], runs: dict[RunKey, Run]) -> int:
 def check_study(folder: Path, runs: dict[RunKey, Run]) -> None:
     """Raise a UsageError unless these are runs of the study that has the folder's name."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder of a study")
+        raise UsageError(f"{folder} is not a study's folder")
     file = f"{folder.name}.toml"
     try:
         settings = read_study(folder.name)["settings"]

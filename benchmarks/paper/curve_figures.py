@@ -39,7 +39,7 @@ Curves = Mapping[str, Sequence[Sequence[float | None]]]  # of all seeds, by epoc
 class Drawing:
     number: int  # in the paper
     caption: str
-    alternative: str  # for those who do not see it
+    alternative: str  # text for readers who cannot see it
     draw: Callable[[Results], Figure | None]  # None: its runs are missing
 
     @property

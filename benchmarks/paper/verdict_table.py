@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.common.markdown import format_table
 from benchmarks.common.pages import fill_parts
-from benchmarks.paper.claim_tests import ClaimTest, Missing, Outcome, Source, read_study
+from benchmarks.paper.claim_tests import Missing, Outcome, Source, read_study
 from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.curve_figures import DRAWINGS
 from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
@@ -242,7 +242,3 @@ def make_anchor(claim: Claim) -> str:
 
 def format_p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.2g}"
-
-
-def list_sources(tests: Sequence[ClaimTest]) -> set[Source]:
-    return {source for test in tests for source in test.sources}

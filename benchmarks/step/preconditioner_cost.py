@@ -66,7 +66,7 @@ class CapturedStep:
     def zero_grad(self) -> None:
         for p, gradient in self._gradients:
             p.grad = gradient
-        torch._foreach_zero_([gradient for _, gradient in self._gradients])
+            gradient.zero_()
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {  # batch, pixels, classes

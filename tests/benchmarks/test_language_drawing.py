@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.common.labels import spread_labels
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
 from benchmarks.language.contest_verdicts import find_verdicts
@@ -12,7 +13,6 @@ from benchmarks.language.draw_contest import (
     draw_all,
     draw_losses,
     draw_savings,
-    spread_labels,
 )
 from benchmarks.language.language_runs import RunKey
 from tests.support.language_scores import invent, run_stages

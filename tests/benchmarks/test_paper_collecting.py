@@ -124,7 +124,7 @@ def test_a_result_is_not_replaced(folder, tmp_path):
 def test_runs_of_another_study_are_refused(tmp_path):
     folder = tmp_path / "main-cifar10"
     key = RunKey("final", "", "neumann", 0)
-    with pytest.raises(UsageError, match="is no folder of a study"):
+    with pytest.raises(UsageError, match="is not a study's folder"):
         check_study(folder, {})
     folder.mkdir()
     check_study(folder, {key: {"data": "cifar10", "model": "resnet9"}})

@@ -265,7 +265,7 @@ def _count_depth(trained: Iterable[Assignment]) -> int:
 
 
 def _is_over_tokens(assignment: Assignment, vocabularies: set[int]) -> bool:
-    """Whether the outputs of a matrix are tokens: as many as an embedding has, or very many."""
+    """Whether its outputs are tokens: as many as an embedding has, or more than inputs."""
     if assignment.role == EMBEDDING or assignment.parameter.ndim < 2:
         return assignment.tied
     outputs, inputs = assignment.view.count_sides(assignment.parameter)

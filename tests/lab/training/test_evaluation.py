@@ -12,8 +12,9 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.data import Plan, load
 from neumann.lab.storage.reading import RecordsError, read_metrics, read_summary
 from neumann.lab.storage.run_files import read_run_files
+from neumann.lab.training import evaluation
 from neumann.lab.training.batchnorm_layers import has_batchnorm, keep_statistics
-from neumann.lab.training.evaluation import evaluate
+from neumann.lab.training.evaluation import evaluate, evaluate_twice
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 
@@ -50,6 +51,20 @@ def test_top5_counts_labels_among_the_five_largest_logits(digits, batch_size):
     arguments = (batch_size, Process(), contextlib.nullcontext())
     assert evaluate(model, digits.test, *arguments, top5=True).top5 == pytest.approx(expected)
     assert evaluate(model, digits.test, *arguments).top5 is None
+
+
+@pytest.mark.parametrize("micro_batch", [None, 64])
+def test_recalibration_sees_as_many_examples_in_small_pieces(digits, monkeypatch, micro_batch):
+    seen = []
+
+    def count(model, inputs, batches):
+        seen.extend(len(next(inputs)) for _ in range(batches))
+
+    monkeypatch.setattr(evaluation, "recalibrate_batchnorm", count)
+    monkeypatch.setattr(evaluation, "RECALIBRATION_EXAMPLES", 600)
+    config = TrainConfig(batch_size=256, micro_batch_size=micro_batch).resolve()
+    evaluate_twice(network(), digits, config, Process(), contextlib.nullcontext)
+    assert seen == ([256] * 3 if micro_batch is None else [64] * 10)
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [(5, False), (6, True)])

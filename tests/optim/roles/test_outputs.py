@@ -157,6 +157,84 @@ def test_heads_beside_each_other():
     assert outputs(model) == ["actor.2.weight", "critic.2.weight"]
 
 
+class Tasks(nn.Module):
+    """A body, and parts after it with the given names."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16))
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+def make_head(outputs):
+    return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"digit": nn.Linear(16, 10), "other": nn.Linear(16, 10)}, ["digit", "other"]),
+        ({"pi": nn.Linear(16, 4), "v": nn.Linear(16, 1)}, ["pi", "v"]),
+        ({"pi": make_head(4), "v": make_head(1)}, ["pi.2", "v.2"]),
+        (
+            {"mean": nn.Linear(16, 4), "drop": nn.Dropout(), "std": nn.Linear(16, 4)},
+            ["mean", "std"],
+        ),
+        # What comes before the only head:
+        ({"left": nn.Linear(16, 8), "right": nn.Linear(16, 8), "fc": nn.Linear(16, 3)}, ["fc"]),
+        ({"squeeze": nn.Linear(16, 2), "up": nn.Linear(2, 16), "fc": nn.Linear(16, 3)}, ["fc"]),
+        ({"attention": nn.Linear(16, 1), "fc": nn.Linear(16, 3)}, ["fc"]),
+        ({"i2h": nn.Linear(16, 12), "i2o": nn.Linear(16, 3)}, ["i2o"]),
+        ({"residual": nn.Linear(16, 16), "fc": nn.Linear(16, 3)}, ["fc"]),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_heads_of_any_name(parts, expected):
+    assert outputs(Tasks(**parts)) == [f"{name}.weight" for name in expected]
+
+
+def test_the_branches_of_a_block_are_no_heads():
+    """The first of a block's layers may take as many inputs as the head, its last is inside."""
+    block = nn.ModuleDict({"one": nn.Linear(16, 9), "two": nn.Linear(16, 7)})
+    assert outputs(Tasks(mixed=block, fc=nn.Linear(16, 3))) == ["fc.weight"]
+
+
+class Activated(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.function = nn.ReLU()
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, lambda blocks: nn.Sequential(*blocks)])
+def test_a_narrow_last_block_holds_the_outputs(container):
+    sizes = [(6, 8), (8, 8), (8, 3)]
+    assert outputs(container([Activated(*size) for size in sizes])) == ["2.linear.weight"]
+    assert outputs(container([Activated(*size) for size in sizes[:2]])) == []
+    widening = [(3, 8), (8, 16), (16, 32)]
+    assert outputs(container([Activated(*size) for size in widening])) == []  # features
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.rnn = nn.GRU(4, 8)
+        self.head = nn.Linear(8, 11)
+
+
+def test_every_network_in_a_list_has_its_own():
+    perceptrons = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)]
+    assert outputs(nn.ModuleList(perceptrons)) == ["0.2.weight", "1.2.weight"]
+    ensemble = nn.ModuleDict({"members": nn.ModuleList(perceptrons)})
+    assert outputs(ensemble) == ["members.0.2.weight", "members.1.2.weight"]
+    models = nn.ModuleList([Recurrent(), Recurrent()])
+    assert outputs(models) == ["0.head.weight", "1.head.weight"]
+    experts = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)]
+    assert outputs(nn.ModuleList(experts)) == []  # could follow one another
+
+
 def test_heads_beside_each_other_follow_the_same_norm():
     found = find_roles(Named(after={"head": nn.Linear(8, 4), "head_dist": nn.Linear(8, 4)}))
     assert [one.normalized for one in found if one.role == "output"] == [True, True]

@@ -36,9 +36,9 @@ def state_verdict(study: Study) -> Verdict:
         warnings += [f"{text} in the search." for text in search.warmups]
     elif comparison is not None and comparison.missing:
         planned = format_count(comparison.seeds * len(comparison.rows), "run")
-        verb = "has" if comparison.missing == 1 else "have"
         warnings.append(
-            f"Unfinished: {comparison.missing} of {planned} {verb} not finished. "
+            f"Unfinished: {comparison.missing} of {planned} {_have(comparison.missing)} "
+            "not finished. "
             "What follows is about the others."
         )
     warnings += [text for arm in study.sensitivities if (text := arm.warning()) is not None]
@@ -105,15 +105,20 @@ def _describe_progress(search: Search) -> list[str]:
         runs = format_count(search.final_runs, "run")
         unfinished = (
             f"Unfinished: {search.final_missing} of {runs} of the chosen learning rates on the "
-            "test set have not finished."
+            f"test set {_have(search.final_missing)} not finished."
         )
         return [unfinished] if search.final_missing else []
     if not search.missing:
         return ["Every run of the search has finished; no learning rate is chosen yet."]
     return [
-        f"Unfinished: {search.missing} of {format_count(search.runs, 'run')} of the search have "
-        "not finished, so no learning rate is chosen and nothing is tested yet."
+        f"Unfinished: {search.missing} of {format_count(search.runs, 'run')} of the search "
+        f"{_have(search.missing)} not finished, so no learning rate is chosen and nothing is "
+        "tested yet."
     ]
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def _to_sentence(text: str) -> str:

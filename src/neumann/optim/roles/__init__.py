@@ -3,6 +3,7 @@
 find      the role of every parameter; the type of its module decides first, its name second
 places    the modules of a model and their kinds, without what DDP and torch.compile add
 outputs   the layers that compute the model's outputs
+branches  which parts of a model run side by side, by their numbers of inputs and outputs
 views     where the matrices of a parameter are: fused projections, experts, groups
 """
 

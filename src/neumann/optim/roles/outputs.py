@@ -1,8 +1,9 @@
 """The layers that compute a model's outputs.
 
 HF and timm models name theirs. Otherwise it is the last layer of the model, unless that is one of
-the repeated layers: then the model has no output layer, as an encoder has none. Auxiliary
-classifiers and layers with the name of an output are outputs, too.
+the repeated layers: then the model has no output layer, as an encoder has none. Heads beside the
+last layer, auxiliary classifiers and layers with the name of an output are outputs, too. In a list
+of whole networks, each has its own.
 """
 
 import re
@@ -13,7 +14,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from neumann.optim.roles.places import Place, is_layer, is_matrix_module, read_size, unwrap
+from neumann.optim.roles.branches import find_beside, find_narrow_end, find_networks
+from neumann.optim.roles.places import (
+    Place,
+    find_places,
+    is_layer,
+    is_matrix_module,
+    read_size,
+    unwrap,
+)
 
 _OUTPUT_NAMES = re.compile(
     r"(?<!pre_)classifier|logits|unembed|(^|(?<!conv)_)head(_|$)|^(actor|critic)$"
@@ -37,16 +46,21 @@ def find_outputs(places: Sequence[Place]) -> set[nn.Module]:
         branch = re.match(r"(.*\.)?aux[^.]*", place.path, re.IGNORECASE)
         (auxiliary.setdefault(branch[0], []) if branch else main).append(place)
     answer = _ask(_find_core(places))
-    outputs = _find_last(main) if answer is None else answer
+    networks = find_networks(main[-1], main, places) if main and answer is None else []
+    if networks:
+        outputs = {layer for each in networks for layer in find_outputs(list(find_places(each)))}
+    else:
+        outputs = _find_last(main, places) if answer is None else answer
     for branch_layers in auxiliary.values():
-        outputs |= _find_last(branch_layers)
+        outputs |= _find_last(branch_layers, places)
     for place in places:
         named = _OUTPUT_NAMES.search(place.layer) and not _NO_OUTPUTS.search(place.path)
         if named and not place.lists:
             if is_layer(place.module):
                 outputs.add(place.module)
             elif re.search("classifier|^(actor|critic)$", place.layer):
-                outputs |= _find_last([p for p in layers if p.path.startswith(f"{place.path}.")])
+                inside = [p for p in layers if p.path.startswith(f"{place.path}.")]
+                outputs |= _find_last(inside, places)
     return outputs
 
 
@@ -133,15 +147,20 @@ def _find_ends(module: nn.Module) -> list[nn.Module]:
     return [layer for layer, inner in zip(layers, [*taken, False], strict=False) if not inner]
 
 
-def _find_last(layers: Sequence[Place]) -> set[nn.Module]:
-    """The last of these layers, with those beside it if it is one of several heads."""
+def _find_last(layers: Sequence[Place], places: Sequence[Place], depth: int = 0) -> set[nn.Module]:
+    """The last of these layers, with those beside it if it is one of several heads.
+
+    `depth` is the number of lists that hold all of them.
+    """
     if not layers or not is_layer(layers[-1].module):
         return set()
-    last, parent = layers[-1].module, layers[-1].parent
-    if layers[-1].lists > isinstance(parent, nn.ModuleList):  # part of a repeated block
-        return set()
+    place = layers[-1]
+    last, parent = place.module, place.parent
+    if place.lists - depth > isinstance(parent, nn.ModuleList):  # part of a block in a list
+        return _find_last(find_narrow_end(place, layers, places, depth), places, depth + 1)
     if not isinstance(parent, nn.ModuleList | nn.ModuleDict):
-        return {last}
+        heads = find_beside(place, layers, places, depth)
+        return {last}.union(*(_find_last(head.layers, places, depth) for head in heads))
     children = map(unwrap, parent.children())
     beside = {child: size for child in children if (size := read_size(child))}
     inputs, outputs = beside[last]

@@ -1,0 +1,149 @@
+"""Parts of a model beside each other, judged by their numbers of inputs and outputs.
+
+A part that takes what the one before it gives comes after it. Parts with the same inputs that do
+not follow one another run side by side, as several heads do, or the networks of an ensemble.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+from neumann.optim.roles.places import RECURRENT, Place, is_layer, read_size
+
+# Parts that weigh, project or skip inside a network, whatever comes after them.
+_INNER = re.compile(
+    r"att(n|ention)|gat(e|ing)|rout|query|key|pool|skip|shortcut|residual|down|hidden|embed"
+    r"|^[a-z]2h$|^[qk](_proj)?$"
+)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A part of a model with layers in it."""
+
+    place: Place
+    layers: Sequence[Place]  # all that have matrices, in order
+
+    @property
+    def inputs(self) -> int | None:
+        """Inputs of the first layer; None if unknown."""
+        first = self.layers[0].module
+        if isinstance(first, RECURRENT):
+            return int(first.input_size)
+        size = read_size(first)
+        return None if size is None else size[0]
+
+    @property
+    def outputs(self) -> int | None:
+        """Outputs of the last layer; None if unknown."""
+        size = read_size(self.layers[-1].module)
+        return None if size is None else size[1]
+
+    @property
+    def keeps_width(self) -> bool:
+        """Whether it may be one of several in a row; also if that is unknown."""
+        return None in (self.inputs, self.outputs) or self.inputs == self.outputs
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each layer takes what the one before it gives, perhaps flattened."""
+        sizes = [read_size(layer.module) for layer in self.layers]
+        return all(one and after and after[0] % one[1] == 0 for one, after in pairwise(sizes))
+
+
+def find_networks(
+    last: Place, layers: Sequence[Place], places: Sequence[Place]
+) -> Sequence[nn.Module]:
+    """The members of the list that holds the last layer, if they are whole networks.
+
+    Then they take the same inputs, and none can take what another gives.
+    """
+    block = _find_block(last, places, 0)
+    if block is None or is_layer(block.module) or not isinstance(block.parent, nn.ModuleList):
+        return []
+    members = _list_children(block, layers, places)
+    alike = len({member.inputs for member in members}) == 1
+    if len(members) < 2 or not alike or any(member.keeps_width for member in members):
+        return []
+    return [member.place.module for member in members]
+
+
+def find_narrow_end(
+    last: Place, layers: Sequence[Place], places: Sequence[Place], depth: int
+) -> Sequence[Place]:
+    """The layers of the last block in a list, if it has fewer outputs than any block before it.
+
+    Then it is not one of the repeated blocks. `depth` is the number of lists that hold all layers.
+    """
+    block = _find_block(last, places, depth)
+    if block is None:
+        return []
+    *others, own = _list_children(block, layers, places)
+    widths = [other.outputs for other in others]
+    if own.outputs is None or not widths:
+        return []
+    narrow = all(width is not None and own.outputs < width for width in widths)
+    return own.layers if narrow else []
+
+
+def find_beside(
+    last: Place, layers: Sequence[Place], places: Sequence[Place], depth: int
+) -> Sequence[Branch]:
+    """The parts just before the one that ends in the last layer, and side by side with it.
+
+    If the last layer takes as many inputs as they have outputs together, it comes after them.
+    """
+    node = last
+    for ancestor in reversed(_list_ancestors(last, places)):
+        if ancestor.lists < depth:
+            break
+        if not isinstance(ancestor.module, nn.Sequential | nn.ModuleList):
+            *before, own = _list_children(node, layers, places)
+            beside: list[Branch] = []
+            for branch in reversed(before):
+                if branch.inputs != own.inputs or branch.keeps_width:
+                    break
+                if not branch.is_chain or _INNER.search(branch.place.layer):
+                    break
+                beside.append(branch)
+            joined = sum(branch.outputs or 0 for branch in beside) == own.inputs
+            if beside and not joined and not own.keeps_width:
+                return beside
+        node = ancestor
+    return []
+
+
+def _list_ancestors(place: Place, places: Sequence[Place]) -> list[Place]:
+    """The modules that it is in, the model first."""
+    return [
+        other
+        for other in places
+        if other.path != place.path and (not other.path or place.path.startswith(f"{other.path}."))
+    ]
+
+
+def _find_block(last: Place, places: Sequence[Place], depth: int) -> Place | None:
+    """The outermost block with the last layer, in a list that does not hold all layers."""
+    chain = [*_list_ancestors(last, places), last]
+    return next((place for place in chain if place.lists == depth + 1), None)
+
+
+def _list_children(
+    place: Place, layers: Sequence[Place], places: Sequence[Place]
+) -> Sequence[Branch]:
+    """The module and those before it in the same parent, as far as they have layers."""
+    parent = place.path.rpartition(".")[0]
+    found = []
+    for other in places[: places.index(place) + 1]:
+        if other.parent is place.parent and other.path.rpartition(".")[0] == parent:
+            inside = [
+                layer
+                for layer in layers
+                if layer.path == other.path or layer.path.startswith(f"{other.path}.")
+            ]
+            if inside:
+                found.append(Branch(other, inside))
+    return found
