@@ -52,6 +52,7 @@ class Outcome:
     figure: str  # the effect with its interval, in words
     evidence: Evidence
     diverged: int = 0  # runs of the arm that the claim speaks for
+    without: int = 0  # runs of that arm beside which the other arm's run diverged
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,15 @@ def get_log_train_loss(run: Run) -> float:
 
 
 def measure_early_drops(run: Run) -> float:
-    """The mean fall of the accuracy from one epoch to the next in the first third, in points."""
+    """The mean fall of the accuracy from one epoch to the next in the first third, in points.
+
+    With BatchNorm statistics of the weights that are evaluated: those that training leaves belong
+    to Neumann's displaced weights, which is not what the claim is about.
+    """
     if run.get("diverged"):
         return math.nan
-    early = run["curve"][: max(2, round(EARLY * len(run["curve"])))]
+    curve = run.get("recalibrated_curve") or run["curve"]
+    early = curve[: max(2, round(EARLY * len(curve)))]
     if len(early) < 2:
         return math.nan
     return math.fsum(max(0.0, a - b) for a, b in pairwise(early)) / (len(early) - 1)
@@ -143,7 +149,7 @@ class Contrast:
         if missing is not None:
             return missing
         ours, theirs = (results.find(s.study, s.arm, s.point) for s in self.sources)
-        effects, diverged = subtract(ours, theirs, self.quantity)
+        effects, diverged, without = subtract(ours, theirs, self.quantity)
         claimed = self.claimed
         if self.claimed_share is not None:
             scores = [score for run in theirs.values() if math.isfinite(score := get_score(run))]
@@ -152,7 +158,8 @@ class Contrast:
                 claimed = min(claimed, self.claimed_share * error)
         evidence = weigh_direction(effects, self.null, claimed)
         label = f"{self.better.study}: {self.better} − {self.worse}"
-        return Outcome(label, format_effect(evidence, UNITS[self.quantity]), evidence, diverged)
+        figure = format_effect(evidence, UNITS[self.quantity])
+        return Outcome(label, figure, evidence, diverged, without)
 
 
 def lose_at_most(
@@ -373,11 +380,12 @@ def find_missing(sources: Sequence[Source], results: Results) -> Missing | None:
 
 def subtract(
     a: Mapping[int, Run], b: Mapping[int, Run], quantity: Callable[[Run], float]
-) -> tuple[list[float], int]:
-    """The differences over common seeds where both runs ended well, and how often a diverged."""
+) -> tuple[list[float], int, int]:
+    """The differences over common seeds where both runs ended well; how often a diverged, or b."""
     pairs = [(quantity(a[seed]), quantity(b[seed])) for seed in sorted(a.keys() & b.keys())]
     finite = [x - y for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
-    return finite, sum(not math.isfinite(x) for x, _ in pairs)
+    ended = [(math.isfinite(x), math.isfinite(y)) for x, y in pairs]
+    return finite, sum(not x for x, _ in ended), sum(x and not y for x, y in ended)
 
 
 def fit_slope(x: Sequence[float], y: Sequence[float]) -> float:

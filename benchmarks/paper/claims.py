@@ -29,6 +29,7 @@ from benchmarks.paper.claim_tests import (
 from benchmarks.paper.judging import Verdict
 from benchmarks.paper.run_lines import name_point
 from benchmarks.paper.settled import (
+    RACE,
     Measure,
     compare_cost_with_adam,
     compare_forces,
@@ -64,6 +65,7 @@ class Claim:
     rule: str  # when it is supported, and the effect that has to be excluded to reject it
     tests: tuple[ClaimTest, ...] = ()  # all of them touch the test set
     measure: Measure | None = None  # for claims that no test over seeds decides
+    measured: tuple[Source, ...] = ()  # runs of studies that it looks at
     limits: str = ""  # what to know before using the verdict
 
     @property
@@ -258,8 +260,8 @@ CLAIMS = (
         "Accuracy and loss oscillate early in training, more than the baseline's.",
         "section 4.1, Figure 1",
         "`studies/paper/main-cifar10.toml`: the mean fall of the accuracy from epoch to epoch in "
-        "the first third of a run, beside RMSProp as in Figure 1; "
-        "`studies/paper/oscillations.toml` varies μ",
+        "the first third of a run, beside RMSProp as in Figure 1, with BatchNorm statistics "
+        "gathered at the weights that are evaluated; `studies/paper/oscillations.toml` varies μ",
         "Supported if it falls more with Neumann; the claimed effect is above zero.",
         (
             Contrast(
@@ -306,6 +308,7 @@ CLAIMS = (
         "Supported if in every run the cubic force is the larger one in the first third and the "
         "repulsion in the last; not supported if one of the two fails in every run.",
         measure=compare_forces,
+        measured=(Source(MAIN[0], "neumann"),),
     ),
     Claim(
         12,
@@ -367,10 +370,11 @@ CLAIMS = (
         "the Hessian, by the clock",
         "All take whole runs with their whole schedules, as many epochs as fit into about the "
         "same time, without compilation or CUDA graphs, which conjugate gradients cannot use "
-        "here. Supported if in every seed Neumann ends with a lower training loss than both, and "
-        "no later; not supported if in every seed one of them ends with a lower loss, and no "
-        "later.",
+        "here. Supported if in every seed Neumann ends with a lower training loss than both, in "
+        "at most 1.1 times their time; not supported if in every seed one of them ends with a "
+        "lower loss, in at most 1.1 times Neumann's.",
         measure=race_conjugate_gradients,
+        measured=tuple(Source("krylov", arm) for arm in RACE),
         limits="Our conjugate gradients; a faster solver may exist. Run it with --jobs 1.",
     ),
     Claim(

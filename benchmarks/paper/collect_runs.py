@@ -8,15 +8,22 @@ there already with another result is an error: results are never replaced silent
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common.ledger import Ledger, Run
-from benchmarks.paper.claim_tests import read_study
+from benchmarks.paper.claim_tests import STUDIES, read_study
 from benchmarks.paper.run_lines import Results, RunKey, collect_study
 from neumann.lab.errors import UsageError
+from neumann.lab.storage.reading import is_finished
+from neumann.lab.storage.run_files import read_run_files
+from neumann.lab.studies.study_toml import read_study_toml
+from neumann.lab.studies.workers import get_output_folder
 
 ROOT = Path(__file__).parents[2]
 COMPARED = ("data", "model", "opt", "score", "diverged", "lr", "epochs", "batch_size", "steps")
 OF_STUDY = ("data", "model")  # settings that all runs of a study share
+# Settings that depend on the machine, or that are looked at in another way.
+OF_MACHINE = {"device", "amp", "compile", "cuda_graph", "channels_last", "data_dir", "data"}
 
 
 def add_runs(ledger: Ledger[RunKey], runs: dict[RunKey, Run]) -> int:
@@ -56,6 +63,41 @@ def check_study(folder: Path, runs: dict[RunKey, Run]) -> None:
                 )
 
 
+def check_settings(file: Path, folder: Path) -> None:
+    """Raise a UsageError if a finished run has another setting than the file of its study.
+
+    A trial with fewer epochs leaves such runs.
+    """
+    for planned in read_study_toml(file, folder).list_runs():
+        place = get_output_folder(planned.config)
+        if not is_finished(place):
+            continue
+        expected, found = planned.config.as_record(), read_run_files(place).config
+        for name in expected.keys() - OF_MACHINE:
+            is_chosen = name == "lr" and not planned.lr_is_known
+            if not is_chosen and found.get(name) != expected[name]:
+                raise UsageError(
+                    f"{place} has {name} {found.get(name)}, and {file.name} has {expected[name]}"
+                )
+
+
+def check_steps(folder: Path, runs: dict[RunKey, Run]) -> None:
+    """Raise a UsageError if runs of the same length and batch size have taken different steps.
+
+    Then the data changed between them.
+    """
+    steps: dict[tuple[Any, ...], int] = {}
+    for key, run in runs.items():
+        if "steps" in run:
+            length = key.stage, run["epochs"], run["batch_size"]
+            known = steps.setdefault(length, run["steps"])
+            if known != run["steps"]:
+                raise UsageError(
+                    f"{folder}: {key.arm}, seed {key.seed} took {run['steps']} steps and another "
+                    f"run of as many epochs {known}, so they had different data"
+                )
+
+
 def _shorten(value: str) -> str:
     """Files without their folders, as they are kept."""
     kind, colon, files = value.partition(":")
@@ -78,6 +120,8 @@ def main() -> None:
                 for key, run in collect_study(folder).items()
             }
             check_study(folder, found)
+            check_settings(STUDIES / f"{folder.name}.toml", folder)
+            check_steps(folder, found)
             added = add_runs(results.open(folder.name), found)
         except UsageError as error:
             raise SystemExit(str(error)) from error

@@ -82,10 +82,7 @@ def weigh_equivalence(effects: Sequence[float], margin: float) -> Evidence:
         return _say_nothing(found)
     inside = abs(found.mean) < margin
     nearest = math.copysign(margin, found.mean)
-    if not any(effects):  # the same bits in every seed: no spread is needed to call them equal
-        p_for = 0.0
-    else:
-        p_for = max(_p_value(effects, -margin), _p_value(effects, margin)) / 2 if inside else 1.0
+    p_for = max(_p_value(effects, -margin), _p_value(effects, margin)) / 2 if inside else 1.0
     return Evidence(
         found.mean,
         found.low,
@@ -174,6 +171,12 @@ def _say_nothing(found: Interval) -> Evidence:
 
 
 def _p_value(effects: Sequence[float], number: float) -> float:
-    """Two-sided, of the t test of the effects against a number. Without any spread: 1."""
+    """Two-sided, of the t test of the effects against a number.
+
+    If all effects are 0, as where both arms compute the same bits, no spread is needed to tell them
+    from another number. Any other effect without spread shows nothing.
+    """
+    if not any(effects):
+        return 1.0 if number == 0 else 0.0
     p = paired_difference(list(effects), [number] * len(effects)).p
     return 1.0 if p is None else p

@@ -1,7 +1,7 @@
 """What results/paper keeps of a run: one JSON line, in the file of its study.
 
 A line has what verdicts and figures need: the setting that the study varies, the score, losses,
-the curve of the score and of the training loss over the epochs, and for Neumann its two forces and
+the curves of the score and of the training loss over the epochs, and for Neumann its two forces and
 the norm of the gradient along the run. Runs of a search keep their score alone.
 """
 
@@ -149,6 +149,9 @@ def describe_run(files: RunFiles, *, curves: bool) -> Run:
     if curves:
         epochs = [line for line in files.lines if line["kind"] == "epoch"]
         kept["curve"] = _round([line.get(metric.key) for line in epochs])
+        recalibrated = [line.get("accuracy_recalibrated") for line in epochs]
+        if any(value is not None for value in recalibrated):
+            kept["recalibrated_curve"] = _round(recalibrated)
         kept["train_loss_curve"] = _round([line.get("train_loss") for line in epochs])
         kept["forces"] = _sample_forces(files)
     kept |= _describe_origin(files.environment)

@@ -90,8 +90,10 @@ def _judge_tests(
     if verdict is Verdict.SMALLER and smallest is not weakest:
         figure += f"; smaller than claimed: {smallest.label}: {smallest.figure}"
     details = _describe(found)
-    notes = (f"{diverged} runs diverged or did not get there",) if diverged else ()
-    return Row(claim, verdict, figure, details, notes, judgment.weak)
+    notes = [f"{diverged} runs diverged or did not get there"] if diverged else []
+    if without := sum(each.without for each in found):
+        notes += [f"{without} runs of the other arm diverged, so their seeds are left out"]
+    return Row(claim, verdict, figure, details, tuple(notes), judgment.weak)
 
 
 def _describe_missing(claim: Claim, found: Sequence[Outcome | Missing]) -> Row:
@@ -115,7 +117,8 @@ def _judge_measure(claim: Claim, results: Results) -> Row:
 
 def _add_notes(row: Row, results: Results) -> Row:
     """Name the learning rates that were chosen at an edge of their range."""
-    sources = dict.fromkeys(source for test in row.claim.tests for source in test.sources)
+    tested = (source for test in row.claim.tests for source in test.sources)
+    sources = dict.fromkeys((*tested, *row.claim.measured))
     edges = [text for source in sources if (text := find_edge(source, results))]
     if not edges:
         return row
@@ -136,7 +139,8 @@ def find_edge(source: Source, results: Results) -> str | None:
     has_own = any(arm == source.arm and point == source.point for point, arm, _ in searched)
     asked = source if has_own else find_lender(source)
     tried = sorted({lr for point, arm, lr in searched if (point, arm) == (asked.point, asked.arm)})
-    tested = {run["lr"] for run in results.find(source.study, source.arm, source.point).values()}
+    runs = results.find(source.study, source.arm, source.point).values()
+    tested = {run["lr"] for run in runs if "lr" in run}  # not if it diverged at every rate
     at_edge = sorted(tested & {*tried[:1], *tried[-1:]})
     return f"{source} at {at_edge[0]:g}" if at_edge else None
 

@@ -1,8 +1,10 @@
 """A study continues from the archive of its finished runs."""
 
+import subprocess
+
 import pytest
 
-from benchmarks.paper.keep_runs import pack, unpack
+from benchmarks.paper.keep_runs import ARCHIVES, pack, unpack
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import SUMMARY, read_summary
 from neumann.lab.studies.comparison import Session
@@ -25,6 +27,15 @@ seeds = 2
 def read(folder):
     (folder / "study.toml").write_text(STUDY)
     return read_study_toml(folder / "study.toml", folder / "runs")
+
+
+def test_archives_are_committed():
+    """They are what the next sitting continues from."""
+    ignored = ["git", "check-ignore", str(ARCHIVES / "main-cifar10.tar.xz")]
+    found = subprocess.run(ignored, cwd=ARCHIVES.parents[2], capture_output=True, text=True)
+    if found.returncode == 128:
+        pytest.skip("not a git repository")
+    assert found.stdout == ""
 
 
 @pytest.mark.slow
@@ -53,6 +64,18 @@ def test_a_study_continues_from_its_archive(tmp_path):
     assert {run.state for run in elsewhere.list_runs()} == {"finished"}
     again = read_summary(elsewhere.folder / "final/sgd/seed-1")
     assert again["accuracy"] == trained["accuracy"]
+
+    few = elsewhere.folder.with_name("few")
+    unpack(archive, few)
+    (few / "final/sgd/seed-0" / SUMMARY).unlink()
+    with pytest.raises(UsageError, match=r"has 1 runs that .*few lacks: unpack it there first"):
+        pack(few, archive)
+    assert archive.read_bytes() == first
+    (few / "final/sgd/seed-0/checkpoints").mkdir()
+    (few / "final/sgd/seed-0/metrics.jsonl").write_text("half of it")
+    assert unpack(archive, few) == 1  # the archive has finished what the folder had begun
+    assert not (few / "final/sgd/seed-0/checkpoints").exists()
+    assert pack(few, archive) == 4
 
     changed = elsewhere.folder / "final/sgd/seed-0" / SUMMARY
     changed.write_text("{}")

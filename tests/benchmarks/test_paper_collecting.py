@@ -9,7 +9,7 @@ from benchmarks.common.ledger import Ledger
 from benchmarks.paper.claim_tests import (
     Source,
 )
-from benchmarks.paper.collect_runs import add_runs, check_study
+from benchmarks.paper.collect_runs import add_runs, check_settings, check_steps, check_study
 from benchmarks.paper.run_lines import (
     Results,
     RunKey,
@@ -89,6 +89,7 @@ def test_runs_of_a_study_are_collected_once(folder, tmp_path):
             assert run["score"] == summary["accuracy"]
             assert run["curve"][-1] == pytest.approx(summary["accuracy"], rel=1e-3)
             assert len(run["curve"]) == len(run["train_loss_curve"]) == 2
+            assert "recalibrated_curve" not in run  # a network without BatchNorm
             assert all(0 < share <= 1 for share, *_ in run["forces"])
         assert sorted(runs) == [0, 1]
     assert "forces" not in again.find("batches", "base", name_point(batch_size=128))[0]
@@ -119,6 +120,26 @@ def test_a_result_is_not_replaced(folder, tmp_path):
     changed = {**found, key: {**found[key], "score": 12.5}}
     with pytest.raises(UsageError, match=r"has score .* but the folder has 12\.5"):
         add_runs(ledger, changed)
+
+
+@pytest.mark.slow
+def test_runs_with_other_settings_are_refused(folder, tmp_path):
+    file = folder.parent / "batches.toml"
+    check_settings(file, folder)
+    longer = tmp_path / "batches.toml"
+    longer.write_text(STUDY.replace("epochs = 2", "epochs = 3"))
+    with pytest.raises(UsageError, match=r"has epochs 2, and batches.toml has 3"):
+        check_settings(longer, folder)
+
+
+@pytest.mark.slow
+def test_runs_on_other_data_are_refused(folder):
+    found = collect_study(folder)
+    check_steps(folder, found)
+    key = next(key for key in found if key.stage == "final")
+    other = {**found, key: {**found[key], "steps": found[key]["steps"] + 3}}
+    with pytest.raises(UsageError, match="so they had different data"):
+        check_steps(folder, other)
 
 
 def test_runs_of_another_study_are_refused(tmp_path):

@@ -94,6 +94,13 @@ def test_the_same_bits_are_equal():
     assert (found.p_for, found.p_against) == (0.0, 1.0)
 
 
+def test_the_same_bits_exclude_an_effect():
+    lost = weigh_direction([0.0, 0.0, 0.0], -0.2, -0.2)
+    assert (lost.p_for, lost.p_against) == (0.0, 1.0)
+    gained = weigh_direction([0.0, 0.0, 0.0], 0.0, 0.8)
+    assert (gained.p_for, gained.p_against) == (1.0, 0.0)
+
+
 def test_a_difference_without_spread_is_no_evidence():
     found = weigh_direction([0.3, 0.3, 0.3], 0.0, 0.8)
     assert (found.p_for, found.p_against) == (1.0, 1.0)
@@ -114,6 +121,7 @@ def test_spread_beside_the_variance_distribution():
     assert decide(found) == Verdict.SUPPORTED
     assert decide(weigh_spread(values, 0.05)) == Verdict.NOT_SUPPORTED
     assert decide(weigh_spread(values, 0.1)) == Verdict.INCONCLUSIVE
+    assert decide(weigh_spread([94.0, 94.0, 94.0], 0.1)) == Verdict.SUPPORTED
 
 
 def evidence(p_for, p_against):
@@ -186,3 +194,5 @@ def test_early_drops_are_those_of_the_first_third():
     run = {"curve": [50.0, 40.0, 60.0, 55.0, 80.0, 10.0, 90.0, 10.0, 90.0, 10.0, 90.0, 90.0]}
     assert measure_early_drops(run) == pytest.approx((10 + 5) / 3)
     assert math.isnan(measure_early_drops({"diverged": True}))
+    steady = run | {"recalibrated_curve": [50.0, 60.0, 70.0, 80.0, *run["curve"][4:]]}
+    assert measure_early_drops(steady) == 0.0

@@ -67,6 +67,19 @@ def test_with_all_runs_every_row_has_a_verdict(invented):
     assert fill_page(page, rows, invented) == page
 
 
+@pytest.mark.parametrize("number", [claim.number for claim in CLAIMS if claim.tests])
+def test_an_arm_that_diverged_at_every_rate_does_not_stop_the_page(invented, number):
+    """As `collect_runs` writes it: without any setting."""
+    claim = next(claim for claim in CLAIMS if claim.number == number)
+    for source in claim.tests[0].sources:
+        lost = Results(invented.folder)
+        for seed in range(count_seeds(source.study)):
+            key = RunKey("final", source.point, source.arm, seed)
+            lost.open(source.study).runs[key] = {"diverged": True}
+        rows = judge_claims(lost)
+        fill_page(PAGE.read_text(), rows, lost)
+
+
 def test_tables_of_the_runs(tmp_path):
     results = Results(tmp_path)
     for tabulate in (tabulate_main, tabulate_scaling, tabulate_epochs):

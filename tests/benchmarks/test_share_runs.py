@@ -58,5 +58,6 @@ def test_the_same_runs_are_shared_and_others_are_trained(tmp_path):
 def test_what_makes_runs_the_same():
     config = {"batch_size": 512, "micro_batch_size": None, "lr": 0.1, "seed": 0}
     assert make_key(config) == make_key({**config, "micro_batch_size": 8192})
+    assert make_key(config) == make_key({**config, "eval_every": 10})
     for change in ({"seed": 1}, {"lr": 0.2}, {"micro_batch_size": 256}, {"epochs": 9}):
         assert make_key(config) != make_key({**config, **change})

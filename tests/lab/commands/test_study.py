@@ -103,6 +103,19 @@ def test_study_stops_after_its_seconds_and_continues(tmp_path, file, capsys):
     assert (tmp_path / "x" / "sweep.json").is_file()
 
 
+@pytest.mark.usefixtures("no_report")
+def test_study_may_stop_after_its_search(tmp_path, file, capsys):
+    words = ["study", str(file), "--output", str(tmp_path / "x"), "--set", "batch-size=64"]
+    assert main([*words, "--search-only"]) == 0
+    assert "search 4/4" in capsys.readouterr().err
+    assert main([*words, "--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "8 runs: 4 finished, 4 to do"
+    untuned = tmp_path / "untuned.toml"
+    untuned.write_text('[settings]\ndata = "digits"\n[arms.sgd]\nlr = 0.1\n')
+    assert main(["study", str(untuned), "--search-only"]) == 2
+    assert "has no [tuning], so there is nothing to search" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -50,6 +50,8 @@ class StudyConfig:
     """runs trained side by side; on a GPU, they share it"""
     seconds: float | None = None
     """start no run after this many seconds; run the same command again to continue"""
+    search_only: bool = False
+    """choose the learning rates and stop before the test; without it, the same command goes on"""
     allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
 
 
@@ -63,33 +65,35 @@ def run(config: StudyConfig) -> None:
     )
     for point in study.points:
         refuse_code(config.file, list_code(point.config), config.allow_code)
+    if config.search_only and not study.sweeps:
+        raise UsageError(f"{config.file} has no [tuning], so there is nothing to search")
     if config.list:
         study.check_folders()
         print_runs(study.list_runs())
         return
     if count_processes() == 1:
-        _start(study)
+        _start(study, search_only=config.search_only)
         return
     if config.jobs > 1:
         raise UsageError("torchrun's processes train one run together, so --jobs must be 1")
     with join_processes() as process:
-        _start_together(study, process)
+        _start_together(study, process, search_only=config.search_only)
 
 
-def _start(study: Study, team: Team | None = None) -> None:
+def _start(study: Study, team: Team | None = None, *, search_only: bool) -> None:
     study.check()
     study.write()
-    run_and_print(study, team)
+    run_and_print(study, team, search_only=search_only)
 
 
-def _start_together(study: Study, process: Process) -> None:
+def _start_together(study: Study, process: Process, *, search_only: bool) -> None:
     """A separate function, so that what was trained is freed before the process group ends."""
     team = Team(process)
     if not process.is_leader:
         team.follow()
         return
     try:
-        _start(study, team)
+        _start(study, team, search_only=search_only)
     finally:
         team.dismiss()
 
@@ -98,6 +102,7 @@ def run_and_print(
     study: Study,
     team: Team | None = None,
     print_comparison: Callable[[Comparison], None] = print_comparison,
+    search_only: bool = False,
 ) -> None:
     """Train what is not finished, and print the results."""
     budget = Budget(study.seconds)
@@ -107,6 +112,9 @@ def run_and_print(
         for folder, chosen in found.items():
             _print_place(folder, study)
             print_table(tabulate_search(chosen), [*list_search_notes(chosen), ""])
+        if search_only:
+            print_report(study.folder)
+            return
         with show_study("final" if study.sweeps else "") as observer:
             comparisons = study.test(found, Session(observer, budget, team))
     except OutOfTime as stop:
