@@ -76,6 +76,15 @@ def test_lightning_without_an_end():
         large_batch(Endless())
 
 
+def test_lightning_needs_the_module_or_steps():
+    pytest.importorskip("lightning.pytorch")
+    from neumann.integrations.lightning import large_batch
+
+    with pytest.raises(TypeError, match="Sequential is not a LightningModule, which would know"):
+        large_batch(network())
+    assert roles_of(large_batch(network(), steps=STEPS)["optimizer"]) >= {"hidden", "output"}
+
+
 @pytest.mark.usefixtures("_fresh_accelerator")
 @pytest.mark.parametrize("processes", [1, 4])
 def test_accelerate(processes, monkeypatch):

@@ -182,6 +182,29 @@ def test_the_best_model_is_corrected_once(tmp_path, stop):
     assert equal(trainer.model.evaluated[-1], evaluated[best])
 
 
+def test_a_second_training_does_not_lose_the_best_model_in_silence(tmp_path):
+    trainer = make_trainer(
+        tmp_path,
+        Watch(stop=15),
+        EvaluationWeights(),
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=7,
+        save_steps=7,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    with pytest.warns(UserWarning, match="with a trainer, build a new one"):
+        trainer.train()
+
+
+def test_a_second_training_that_continues_is_silent(tmp_path, recwarn):
+    trainer = make_trainer(tmp_path, EvaluationWeights(), max_steps=2)
+    trainer.train()
+    trainer.train()
+    assert not [each for each in recwarn if "build a new one" in str(each.message)]
+
+
 def test_the_trainer_may_build_the_optimizer(tmp_path):
     built = make_trainer(tmp_path, EvaluationWeights(), weight_decay=0.1)
     built.optimizer, built.optimizer_cls_and_kwargs = None, (Neumann, OPTIONS)

@@ -239,6 +239,28 @@ def test_more_than_two_to_the_31_elements():
     assert p.detach().max() < 1.0
 
 
+@pytest.mark.parametrize("precondition", PRECONDITIONERS)
+def test_a_model_that_is_moved_before_the_first_step(precondition):
+    def train(model, optimizer):
+        for step in range(5):
+            model.zero_grad()
+            model(torch.full((4, 8), float(step), device="cuda")).square().mean().backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    def build(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).to(device)
+        options = {"warmup_steps": 1, "reset_steps": 3}
+        return model, Neumann(model.parameters(), lr=0.1, precondition=precondition, **options)
+
+    model, optimizer = build("cpu")
+    moved_later = train(model.cuda(), optimizer)
+    assert optimizer._backend.name == "triton"
+    for ours, theirs in zip(moved_later, train(*build("cuda")), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def moved(optimizer, device):
     """What Lightning does before and after fit(): all state but the clock, one tensor at a time."""
     for entry in optimizer.state.values():

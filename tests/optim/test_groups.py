@@ -366,6 +366,22 @@ def test_a_group_that_comes_later():
     assert spectral.param_groups[1]["momentum"] == 0.9
 
 
+def test_a_group_that_names_no_p_does_not_get_the_papers_form():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    late = nn.Linear(4, 8)
+    optimizer = Neumann(param_groups(model), lr=0.1)
+    count = len(optimizer.param_groups)
+    with pytest.raises(ValueError, match=r"take it from neumann\.param_groups, or pass precond"):
+        optimizer.add_param_group({"params": list(late.named_parameters(prefix="late"))})
+    assert len(optimizer.param_groups) == count
+    for group in param_groups(nn.ModuleDict({"late": late}), roles={"late.weight": "hidden"}):
+        optimizer.add_param_group(group)
+    weight = optimizer.param_groups[count]
+    assert (weight["role"], weight["momentum"]) == ("hidden", 0.6)
+    plain = [("plain", nn.Parameter(torch.ones(2)))]
+    optimizer.add_param_group({"params": plain, "precondition": None})
+
+
 @pytest.mark.parametrize(
     ("key", "near"),
     [

@@ -45,7 +45,19 @@ def test_it_warns_once_and_names_the_remedies():
     assert "optimizer.checkpointing()" in text
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    is_silent(model.state_dict)
+
+
+def test_it_warns_once_for_each_line_that_saves():
+    """One that keeps an average of the weights must not use up the warning for the others."""
+    model, optimizer = build()
+    neumann.guard(model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model.state_dict()
+        assert len(caught) == 1
+        model.state_dict()
+    assert len(caught) == 2
 
 
 @pytest.mark.parametrize("part", ["wrapper", "layer"])

@@ -207,6 +207,28 @@ def test_recalibration_takes_as_many_batches_as_asked():
     assert torch.equal(model[1].running_mean, other[1].running_mean)
 
 
+def test_recalibration_takes_batches_of_any_form():
+    """As loaders of torch, of Hugging Face, and of plain tensors give them."""
+
+    class Named(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, labels=None):
+            return self.layer(x)
+
+    found = []
+    x = torch.randn(16, 3)
+    for batch in (x, (x, "label"), {"x": x, "labels": "label"}):
+        layer = nn.BatchNorm1d(3)
+        recalibrate_batchnorm(Named(layer), [batch], device=torch.device("cpu"))
+        found.append(layer.running_mean)
+    assert torch.allclose(found[0], x.mean(0), atol=1e-6)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_recalibration_restores_everything_else():
     model = batchnorm_model()
     model.eval()

@@ -44,6 +44,11 @@ def large_batch(
         steps: optimizer steps of the whole run, if the trainer does not know.
         **options: as for `neumann.large_batch`.
     """
+    if steps is None and not hasattr(module, "trainer"):
+        raise TypeError(
+            f"{type(module).__name__} is not a LightningModule, which would know the number of "
+            "steps: pass the LightningModule, or steps"
+        )
     if steps is None:
         estimated = module.trainer.estimated_stepping_batches
         if estimated == float("inf") or estimated < 1:

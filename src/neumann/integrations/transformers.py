@@ -120,6 +120,8 @@ class EvaluationWeights(TrainerCallback):
         optimizer = find_neumann(kw["optimizer"])
         if optimizer is not None:
             warn_of_long_warmup(optimizer, state.max_steps)
+            if not optimizer.training:  # the last training may have loaded its best model
+                optimizer.note_loaded_weights()
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **kw: Any

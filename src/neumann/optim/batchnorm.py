@@ -8,7 +8,7 @@ number generators. If it fails, it restores the old statistics.
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -29,11 +29,11 @@ def recalibrate_batchnorm(
     """Recompute the running statistics of every BatchNorm layer from the batches of `loader`.
 
     Args:
-        model: a model whose forward takes a batch, or the first element of one that is a tuple or
-            a list.
+        model: a model whose forward takes a batch, the first element of one that is a tuple or a
+            list, or the entries of a dictionary as keyword arguments.
         loader: training data; a few thousand examples are usually enough.
         batches: stop after this many; None uses all of them.
-        device: move each batch there first.
+        device: move the tensors of each batch there first.
 
     Raises:
         ValueError: `batches` is below 1, or the loader gave no batch. The statistics are as before.
@@ -53,9 +53,26 @@ def recalibrate_batchnorm(
     counted = _Counted(loader, batches)
     generator = getattr(loader, "generator", None)
     with _restored(model, layers), _forked_rng(devices, generator):
-        update_bn(counted, model, device)
+        update_bn(counted, _Call(model, device))
         if counted.seen == 0:
             raise ValueError("loader gave no batch, so there is nothing to compute statistics from")
+
+
+class _Call(nn.Module):
+    """Calls the model with a batch of any form."""
+
+    def __init__(self, model: nn.Module, device: int | torch.device | None) -> None:
+        super().__init__()
+        self.model, self._device = model, device
+
+    def forward(self, batch: Any) -> Any:
+        if isinstance(batch, Mapping):
+            return self.model(**{name: self._move(value) for name, value in batch.items()})
+        return self.model(self._move(batch))
+
+    def _move(self, value: Any) -> Any:
+        movable = self._device is not None and hasattr(value, "to")
+        return value.to(self._device) if movable else value
 
 
 class _Counted:

@@ -77,6 +77,16 @@ def refuse_mixed_group(
         _refuse_mixture(explicit)
 
 
+def refuse_plain_group(given: Mapping[str, Any], merged: Mapping[str, Any], known: Any) -> None:
+    """Raise if a group would join groups with P, and get the paper's form because it names no P."""
+    others = [other["precondition"] for other in known]
+    if "precondition" not in given and merged["precondition"] is None and None not in others:
+        raise ValueError(
+            "the other groups have a precondition, and this one does not say which: take it from "
+            "neumann.param_groups, or pass precondition (None is the paper's form)"
+        )
+
+
 def _refuse_mixture(explicit: frozenset[str]) -> None:
     """Raise if groups with and without P would share defaults that only suit the paper's form."""
     names = {"warmup_epochs": "warmup_steps", "reset_epochs": "reset_steps"}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from neumann.caller_warnings import warn_caller
+from neumann.caller_warnings import locate_caller, warn_caller
 from neumann.optim.neumann import Neumann
 
 
@@ -45,8 +45,9 @@ def find_neumann(optimizer: object) -> Neumann | None:
 def guard(model: nn.Module, optimizer: object) -> Guard:
     """Warn when weights of `model` are saved or loaded in the wrong mode.
 
-    It warns once when a state dict is about to hold displaced weights: not in evaluation mode,
-    inside :meth:`Neumann.checkpointing`, or during the warm-up, where w is what to evaluate.
+    It warns when a state dict is about to hold displaced weights, once for each line of the program
+    that takes one: not in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
+    warm-up, where w is what to evaluate.
 
     After `model.load_state_dict` it warns if the next switch to evaluation subtracts μm from the
     loaded weights, or if the next switch to training loses them. It does not if the optimizer
@@ -111,13 +112,18 @@ class _LoadingHook(_Hook):
 class _SavingHook(_Hook):
     """Runs before a module makes its part of a state dict."""
 
-    _warned = False
+    def __init__(self, optimizer: Neumann | None) -> None:
+        super().__init__(optimizer)
+        self._warned_at: set[tuple[str, int]] = set()
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         optimizer = self._optimizer()
-        if self._warned or optimizer is None or not optimizer.holds_displaced_weights():
+        if optimizer is None or not optimizer.holds_displaced_weights():
             return
-        self._warned = True
+        place = locate_caller()  # one that keeps an average, say, is not the one that saves
+        if place in self._warned_at:
+            return
+        self._warned_at.add(place)
         warn_caller(
             "this state dict will hold the displaced weights w that training continues from, not "
             "w − μm, the trained model. To evaluate or ship the model, take it inside "

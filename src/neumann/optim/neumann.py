@@ -27,6 +27,7 @@ from neumann.optim.defaults import (
     find_explicit,
     make_defaults,
     refuse_mixed_group,
+    refuse_plain_group,
 )
 from neumann.optim.diagnostics import Diagnostics, describe, diagnose
 from neumann.optim.distance_tracker import DistanceTracker
@@ -204,6 +205,7 @@ class Neumann(Optimizer):
                 group = {**{name: self.param_groups[0][name] for name in options.COMMON}, **group}
         merged = {**self.defaults, **group, **current}
         if self.param_groups and not self._constructing:
+            refuse_plain_group(group, merged, self.param_groups)
             refuse_mixed_group(merged, self.param_groups, self._explicit)
         options.check_group(merged)
         options.check_agreement([*self.param_groups[:1], merged])

@@ -138,15 +138,16 @@ class StateStore:
     # ------------------------------------------------------------------ replaced parameters
 
     def has_replaced_parameters(self) -> bool:
-        """Whether parameters were put in place of others, or materialized.
+        """Whether parameters were put in place of others, materialized, or moved before a step.
 
-        Accelerate does the first when it shards a model, `to_empty` the second.
+        Accelerate does the first when it shards a model, `to_empty` the second, and who builds the
+        optimizer before `model.cuda()` the third.
         """
         first = next((p for g in self.groups for p in g["params"] if p.requires_grad), None)
         return first is not None and bool(self.state) and self._is_replaced(first)
 
     def drop_replaced(self) -> None:
-        """Drop the state of parameters that are no longer there or have been materialized."""
+        """Drop the state of parameters that are no longer there, or of which it is not."""
         parameters = {p for group in self.groups for p in group["params"]}
         for p in [p for p in self.state if p not in parameters or self._is_replaced(p)]:
             del self.state[p]
@@ -154,7 +155,12 @@ class StateStore:
     def _is_replaced(self, p: Tensor) -> bool:
         """Whether the state was not made for this parameter as it is now."""
         state = self.state.get(p)
-        return not state or (local_part(state[ITERATE]).is_meta and not local_part(p).is_meta)
+        if not state:
+            return True
+        m, w = local_part(state[ITERATE]), local_part(p)
+        if m.device == w.device or w.is_meta:
+            return False
+        return m.is_meta or not int(self.scalars[CLOCK])  # moved before the first step
 
     # ------------------------------------------------------------------ a step
 

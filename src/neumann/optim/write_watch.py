@@ -16,7 +16,8 @@ _DISPLACED = (
 )
 _LOST = (
     "the weights that the model loaded in evaluation mode are gone: training mode has put back the "
-    "weights w from before. Load them in training mode, outside of evaluating()."
+    "weights w from before. Load them in training mode, outside of evaluating(); with a trainer, "
+    "build a new one to train on from them."
 )
 
 
