@@ -8,6 +8,7 @@ coordinates  tuning of one number after another
 recipe_space  what a search around the recipe varies
 timing     clocks for work that runs on a GPU
 markdown   tables
+labels     names beside the lines of a plot
 pages      generated parts of the docs
 peers_table  whether we are not worse than others
 """

@@ -40,8 +40,11 @@ def write_finalists(
         os.link(part, path)
     except FileExistsError:
         pass
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            part.replace(path)
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
 
 
 def read_finalists(path: Path) -> dict[Length, Finalists]:

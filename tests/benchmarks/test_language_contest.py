@@ -18,6 +18,7 @@ from benchmarks.language.contest_stages import (
     LanguageContest,
 )
 from benchmarks.language.contest_tables import format_contest
+from benchmarks.language.finalists import Finalists, read_finalists, write_finalists
 from benchmarks.language.language_arms import make_default_recipe
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
@@ -85,6 +86,19 @@ def test_finalists_stay_what_they_were_before_the_test(tmp_path):
     assert again.find_peer(MIDDLE, 200) == "muon by norm"
     about = json.loads((tmp_path / "runs-finalists.json").read_text())["about"]
     assert about == contest.ledger.origin
+
+
+def test_finalists_are_written_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    path = tmp_path / "finalists.json"
+    chosen = {(MIDDLE, 200): Finalists("soap", {OURS: (make_default_recipe(200),)})}
+    write_finalists(path, chosen, {})
+    write_finalists(path, {}, {})  # the first one stays
+    assert read_finalists(path) == chosen
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def invent_loss(loss):
