@@ -167,6 +167,9 @@ class Tasks(nn.Module):
             self.add_module(name, part)
 
 
+GATED = {"up": nn.Linear(16, 24), "back": nn.Linear(24, 16), "side": nn.Linear(16, 24)}
+
+
 def make_head(outputs):
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, outputs))
 
@@ -187,6 +190,11 @@ def make_head(outputs):
         ({"attention": nn.Linear(16, 1), "fc": nn.Linear(16, 3)}, ["fc"]),
         ({"i2h": nn.Linear(16, 12), "i2o": nn.Linear(16, 3)}, ["i2o"]),
         ({"residual": nn.Linear(16, 16), "fc": nn.Linear(16, 3)}, ["fc"]),
+        (
+            {"layers": nn.ModuleList([nn.Linear(16, 8), nn.Linear(8, 9)]), "fc": nn.Linear(16, 3)},
+            ["fc"],
+        ),
+        ({"gated": nn.ModuleDict(GATED), "fc": nn.Linear(16, 3)}, ["fc"]),
     ],
     ids=lambda value: "-".join(value),
 )

@@ -15,8 +15,8 @@ from neumann.optim.roles.places import RECURRENT, Place, is_layer, read_size
 
 # Parts that weigh, project or skip inside a network, whatever comes after them.
 _INNER = re.compile(
-    r"att(n|ention)|gat(e|ing)|rout|query|key|pool|skip|shortcut|residual|down|hidden|embed"
-    r"|^[a-z]2h$|^[qk](_proj)?$"
+    r"att(n|ention)|gat(e|ing)|rout|query|key|weigh|scor|align|energy|alpha|mask|pool"
+    r"|skip|shortcut|residual|down|hidden|embed|^[a-z]2h$|^[qk](_proj)?$"
 )
 
 
@@ -48,10 +48,15 @@ class Branch:
         return None in (self.inputs, self.outputs) or self.inputs == self.outputs
 
     @property
-    def is_chain(self) -> bool:
-        """Whether each layer takes what the one before it gives, perhaps flattened."""
+    def may_be_head(self) -> bool:
+        """Whether its layers follow one another to a number of outputs that only the last has.
+
+        What one gives the next may be flattened in between. Blocks in a list are no head.
+        """
         sizes = [read_size(layer.module) for layer in self.layers]
-        return all(one and after and after[0] % one[1] == 0 for one, after in pairwise(sizes))
+        chained = all(one and after and after[0] % one[1] == 0 for one, after in pairwise(sizes))
+        alone = self.outputs not in [size[1] for size in sizes[:-1] if size]
+        return chained and alone and all(x.lists == self.place.lists for x in self.layers)
 
 
 def find_networks(
@@ -106,7 +111,7 @@ def find_beside(
             for branch in reversed(before):
                 if branch.inputs != own.inputs or branch.keeps_width:
                     break
-                if not branch.is_chain or _INNER.search(branch.place.layer):
+                if not branch.may_be_head or _INNER.search(branch.place.layer):
                     break
                 beside.append(branch)
             joined = sum(branch.outputs or 0 for branch in beside) == own.inputs
