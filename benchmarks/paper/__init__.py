@@ -8,8 +8,9 @@ run_lines      what is kept of a run, in results/paper
 verdict_table  the table and the sections of docs/paper.md
 run_tables     accuracy at equal epochs and by batch size, and epochs needed
 curve_figures  the runs in the form of the paper's figures
+run_archives   a study in one file, from which it continues elsewhere
+run_sharing    runs that another study has trained
 
-Scripts: `share_runs` gives a study runs that another has trained, `keep_runs` packs a study so that
-it can continue elsewhere, `collect_runs` brings finished runs into results/paper, `draw_figures`
-draws them, and `judge_claims` prints the table.
+Scripts: `run_studies` trains the studies, `collect_runs` brings finished runs into results/paper,
+`draw_figures` draws them, and `judge_claims` prints the table.
 """

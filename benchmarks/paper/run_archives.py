@@ -1,17 +1,12 @@
-"""Pack the finished runs of a study into one file, and continue the study from it elsewhere.
+"""The finished runs of a study in one file, from which it continues elsewhere.
 
-    python -m benchmarks.paper.keep_runs pack runs/main-cifar10 runs/scaling
-    python -m benchmarks.paper.keep_runs unpack runs/main-cifar10 runs/scaling
-
-A study of many hours is trained in many sittings, perhaps on many machines. `pack` writes
-results/paper/runs/NAME.tar.xz, a few kilobytes per run: settings, metrics and results, without
-checkpoints and without runs that have not finished. An archive never loses runs: if it has some
-that the folder lacks, unpack it there first. `unpack` writes them into the folder again, where
-`neumann study` continues. It leaves finished runs alone; one with another result is an error. A run
-that has not finished in the folder, but in the archive, becomes that of the archive.
+A study of many hours is trained in many sittings, perhaps on many machines. An archive has a few
+kilobytes per run: settings, metrics and results, without checkpoints and without runs that have not
+finished. It never loses runs: if it has some that the folder lacks, unpack it there first.
+Unpacking leaves finished runs alone; one with another result is an error. A run that has finished
+in the archive and not in the folder becomes that of the archive.
 """
 
-import argparse
 import io
 import shutil
 import tarfile
@@ -87,26 +82,3 @@ def _list_files(folder: Path) -> Iterator[Path]:
     for summary in folder.glob(f"**/{SUMMARY}"):
         if is_finished(summary.parent):
             yield from (summary.parent / name for name in RUN_FILES)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", choices=("pack", "unpack"))
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    parser.add_argument("--archives", type=Path, default=ARCHIVES)
-    arguments = parser.parse_args()
-    for folder in arguments.folders:
-        archive = arguments.archives / f"{folder.name}.tar.xz"
-        try:
-            if arguments.action == "pack":
-                print(f"{archive}: {pack(folder, archive)} runs, {archive.stat().st_size:,} bytes")
-            else:
-                print(f"{folder}: {unpack(archive, folder)} new runs")
-        except (UsageError, OSError, tarfile.TarError) as error:
-            raise SystemExit(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()

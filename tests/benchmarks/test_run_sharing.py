@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.paper.share_runs import make_key, share_runs
+from benchmarks.paper.run_sharing import is_watched, make_key, share_runs
 from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
@@ -61,3 +61,9 @@ def test_what_makes_runs_the_same():
     assert make_key(config) == make_key({**config, "eval_every": 10})
     for change in ({"seed": 1}, {"lr": 0.2}, {"micro_batch_size": 256}, {"epochs": 9}):
         assert make_key(config) != make_key({**config, **change})
+
+
+def test_a_run_that_was_looked_at_less_often_is_not_shared():
+    often, seldom = {"eval_every": 1, "log_every": 10}, {"eval_every": 10, "log_every": 50}
+    assert is_watched(often, seldom)
+    assert not is_watched(seldom, often)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.paper.keep_runs import ARCHIVES, pack, unpack
+from benchmarks.paper.run_archives import ARCHIVES, pack, unpack
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import SUMMARY, read_summary
 from neumann.lab.studies.comparison import Session

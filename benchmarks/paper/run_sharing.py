@@ -1,18 +1,13 @@
 """Give a study the finished runs of other studies that are the same run, instead of training twice.
 
-    python -m benchmarks.paper.share_runs studies/paper/shorter-runs.toml runs/main-cifar10
-    neumann study studies/paper/shorter-runs.toml --search-only   # chooses the learning rates
-    python -m benchmarks.paper.share_runs studies/paper/shorter-runs.toml runs/main-cifar10
-
 The baselines of some studies are those of others: shorter-runs repeats three arms of main-cifar10,
 scaling at 512 two of them, scaling-epochs the search of scaling. "whole" in accumulation is
-"neumann" in regularizers; "neumann" in sensitivity is "2.2%" in warm-up and "doubling K 4.4%" in
-reset-interval. Runs are the same if all settings are that decide what they compute, seed included.
-The second call shares the runs on the test set, whose learning rates are known by then. Call it
-where the study trains, with the same --set, because settings such as the device are part of a run.
+"neumann" in regularizers; "neumann" in oscillations is that of sensitivity, "2.2%" in warm-up and
+"doubling K 4.4%" in reset-interval. Runs are the same if all settings are that decide what they
+compute, seed included, and if the lender was evaluated and logged at least as often. Settings such
+as the device are part of a run. Which runs of the test are the same is known after the search.
 """
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +18,6 @@ from neumann.lab.storage.reading import CONFIG, FORMAT, METRICS, SUMMARY, is_fin
 from neumann.lab.storage.run_files import read_run_files
 from neumann.lab.studies.engine import Study
 from neumann.lab.studies.study_files import write_object
-from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import get_output_folder
 
 WATCHING = ("eval_every", "log_every")  # how closely a run is watched does not change it
@@ -31,15 +25,16 @@ WATCHING = ("eval_every", "log_every")  # how closely a run is watched does not 
 
 def share_runs(study: Study, folders: Sequence[Path]) -> list[Path]:
     """Copy what is the same from the folders of other studies; return the new runs."""
-    finished = {
-        make_key(read_run_files(path.parent).config): path.parent
-        for folder in folders
-        for path in sorted(folder.glob(f"**/seed-*/{SUMMARY}"))
-    }
+    finished: dict[str, list[tuple[dict[str, Any], Path]]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob(f"**/seed-*/{SUMMARY}")):
+            config = read_run_files(path.parent).config
+            finished.setdefault(make_key(config), []).append((config, path.parent))
     shared = []
     for run in study.list_runs():
         target, record = get_output_folder(run.config), run.config.as_record()
-        source = finished.get(make_key(record)) if run.lr_is_known else None
+        alike = finished.get(make_key(record), []) if run.lr_is_known else []
+        source = next((path for config, path in alike if is_watched(config, record)), None)
         if source is None or (target / CONFIG).exists() or is_finished(target):
             continue
         target.mkdir(parents=True)
@@ -60,20 +55,6 @@ def make_key(config: dict[str, Any]) -> str:
     return strict_json.dumps(dict(sorted(kept.items()))).decode()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", type=Path, help="the TOML file of the study that gets the runs")
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    parser.add_argument("--set", nargs="*", default=[], help="as for neumann study")
-    parser.add_argument("--output", type=Path, help="the folder of the study, as for neumann study")
-    arguments = parser.parse_args()
-    folder = arguments.output or Path("runs") / arguments.study.stem
-    study = read_study_toml(arguments.study, folder, arguments.set)
-    shared = share_runs(study, arguments.folders)
-    print(f"{len(shared)} of {len(study.list_runs())} runs of {arguments.study.stem} were there")
-
-
-if __name__ == "__main__":
-    main()
+def is_watched(config: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a run was looked at whenever another one would be."""
+    return all(wanted[name] % config[name] == 0 for name in WATCHING)

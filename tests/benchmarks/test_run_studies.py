@@ -1,0 +1,90 @@
+"""All studies with one command: archives, shared runs, time limits and signals."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paper.claim_tests import STUDIES
+from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended
+from neumann.lab.studies.study_toml import read_study_toml
+
+STUDY = """
+[settings]
+data = "digits"
+epochs = 1
+batch_size = 256
+device = "cpu"
+[arms.base]
+opt = "sgd"
+lr = "0.1:0.4:3"
+{more}
+[tuning]
+[test]
+seeds = 2
+"""
+MORE = '[arms.decayed]\nopt = "sgd"\nlr = "base"\nweight_decay = 0.1\n'
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def sitting(tmp_path):
+    studies = tmp_path / "studies"
+    studies.mkdir()
+    (studies / "first.toml").write_text(STUDY.format(more=""))
+    (studies / "second.toml").write_text(STUDY.format(more=MORE))
+    return Sitting(studies, tmp_path / "runs", tmp_path / "archives")
+
+
+def test_every_study_has_its_turn():
+    assert sorted(ORDER) == sorted(path.stem for path in STUDIES.glob("*.toml"))
+    assert set(BY_THE_CLOCK) <= set(ORDER)
+
+
+@pytest.mark.slow
+def test_studies_share_runs_and_continue_from_their_archives(sitting, tmp_path, capfd):
+    assert sitting.train("first")
+    assert sitting.train("second")
+    printed = capfd.readouterr().out
+    assert "first: 5 of 5 runs have ended" in printed
+    assert "second: 7 of 7 runs have ended" in printed
+    trained = "final/base/seed-0/summary.json"
+    assert (tmp_path / "runs/second" / trained).read_bytes() == (
+        tmp_path / "runs/first" / trained
+    ).read_bytes()  # with its seconds, so it was shared
+    late = Sitting(sitting.studies, tmp_path / "elsewhere", sitting.archives, deadline=0.0)
+    late.unpack_all()
+    assert late.train("first")
+    study = read_study_toml(sitting.studies / "second.toml", tmp_path / "elsewhere/second")
+    assert count_ended(study) == 7
+
+
+@pytest.mark.slow
+def test_without_time_nothing_is_trained(sitting, capfd):
+    late = Sitting(sitting.studies, sitting.root, sitting.archives, deadline=time.monotonic())
+    assert not late.train("first")
+    assert "first: 0 of 5 runs have ended" in capfd.readouterr().out
+    assert not sitting.archives.exists()
+
+
+@pytest.mark.slow
+def test_a_signal_saves_what_runs_and_packs_what_has_ended(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.paper.run_studies", "oscillations"]
+    command += ["--root", str(tmp_path / "runs"), "--archives", str(tmp_path / "archives")]
+    small = ["data=synthetic:8,10,4096", "model=mlp", "epochs=400", "flip=false", "shift=0"]
+    command += ["--set", *small, "device=cpu", "batch-size=64"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/search/*/seed-0/metrics.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "stopped: run the same command again to continue" in errors
+    assert (tmp_path / "archives/oscillations.tar.xz").exists()
+    assert list(tmp_path.glob("runs/*/search/*/seed-0/checkpoints/*"))
