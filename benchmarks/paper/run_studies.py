@@ -28,9 +28,23 @@ from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.training.signals import Terminated, raise_on_sigterm
 
 # What lends runs comes before what takes them.
-ORDER = ("main-cifar10", "scaling", "scaling-epochs", "shorter-runs", "main-cifar100")
-ORDER += ("regularizers", "accumulation", "oscillations", "sensitivity", "warm-up")
-ORDER += ("reset-interval", "small-batch", "idealized", "clipping", "krylov")
+ORDER = (
+    "main-cifar10",
+    "scaling",
+    "scaling-epochs",
+    "shorter-runs",
+    "main-cifar100",
+    "regularizers",
+    "accumulation",
+    "oscillations",
+    "sensitivity",
+    "warm-up",
+    "reset-interval",
+    "small-batch",
+    "idealized",
+    "clipping",
+    "krylov",
+)
 BY_THE_CLOCK = ("krylov",)  # its runs must not share the machine
 
 
