@@ -44,7 +44,8 @@ def main() -> None:
             except MissingRunError:
                 print(f"{stage} is not finished: run it again to continue")
                 break
-    print(format_contest(contest))
+    if arguments.share is None:  # not one of several processes
+        print(format_contest(contest))
 
 
 if __name__ == "__main__":
