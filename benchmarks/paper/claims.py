@@ -135,7 +135,7 @@ CLAIMS = (
         "At a usual batch size and equal epochs, the error is 0.8 to 0.9 points below the tuned "
         "baseline's, for every network tried.",
         "Table 2",
-        "`studies/paper/main-cifar10.toml` and `main-cifar100.toml`: Neumann beside RMSProp and "
+        "`studies/paper/main-cifar10.toml` and `main-cifar100.toml`: Neumann, RMSProp and "
         "Nesterov SGD",
         "Supported if Neumann is ahead of both on both data sets. The claimed effect is 0.8 "
         "points, or 3.8 % of the baseline's error where that is less.",
@@ -156,7 +156,7 @@ CLAIMS = (
         "Fewer steps to the same accuracy",
         "Neumann reaches the baseline's accuracy in 10 to 30 % fewer steps.",
         "section 4.1",
-        "`studies/paper/shorter-runs.toml`: Neumann for 90 % of the epochs beside the baselines' "
+        "`studies/paper/shorter-runs.toml`: Neumann for 90 % of the epochs, the baselines in "
         "whole runs, each with its whole schedule; 80 and 70 % as well",
         "Supported if Neumann at 90 % of the length is ahead of both baselines; not supported if "
         "it is behind one of them.",
@@ -260,7 +260,7 @@ CLAIMS = (
         "Accuracy and loss oscillate early in training, more than the baseline's.",
         "section 4.1, Figure 1",
         "`studies/paper/main-cifar10.toml`: the mean fall of the accuracy from epoch to epoch in "
-        "the first third of a run, beside RMSProp as in Figure 1, with BatchNorm statistics "
+        "the first third of a run, compared with RMSProp as in Figure 1, with BatchNorm statistics "
         "gathered at the weights that are evaluated; `studies/paper/oscillations.toml` varies μ",
         "Supported if it falls more with Neumann; the claimed effect is above zero.",
         (
@@ -343,7 +343,7 @@ CLAIMS = (
         "An SGD burn-in helps",
         "A short phase of plain SGD at the start helps.",
         "section 3.2",
-        "`studies/paper/warm-up.toml`: a warm-up of 2.2 % of the run beside none; 10 % as well",
+        "`studies/paper/warm-up.toml`: a warm-up of 2.2 % of the run against none; 10 % as well",
         "Supported if 2.2 % is ahead of none; the claimed effect is at least 0.2 points.",
         (Contrast(Source("warm-up", "2.2%"), Source("warm-up", "none")),),
     ),

@@ -371,7 +371,9 @@ def test_a_group_that_names_no_p_does_not_get_the_papers_form():
     late = nn.Linear(4, 8)
     optimizer = Neumann(param_groups(model), lr=0.1)
     count = len(optimizer.param_groups)
-    with pytest.raises(ValueError, match=r"take it from neumann\.param_groups, or pass precond"):
+    with pytest.raises(
+        ValueError, match=r"take the group from neumann\.param_groups, or pass precond"
+    ):
         optimizer.add_param_group({"params": list(late.named_parameters(prefix="late"))})
     assert len(optimizer.param_groups) == count
     for group in param_groups(nn.ModuleDict({"late": late}), roles={"late.weight": "hidden"}):

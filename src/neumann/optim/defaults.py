@@ -82,7 +82,7 @@ def refuse_plain_group(given: Mapping[str, Any], merged: Mapping[str, Any], know
     others = [other["precondition"] for other in known]
     if "precondition" not in given and merged["precondition"] is None and None not in others:
         raise ValueError(
-            "the other groups have a precondition, and this one does not say which: take it from "
+            "the other groups name a preconditioner and this one does not: take the group from "
             "neumann.param_groups, or pass precondition (None is the paper's form)"
         )
 
@@ -93,7 +93,7 @@ def _refuse_mixture(explicit: frozenset[str]) -> None:
     missing = [names.get(name, name) for name in _OF_THE_RUN if name not in explicit]
     if missing:
         raise ValueError(
-            "groups with and without a precondition share warm-up, resets and forces: pass "
+            "groups with and without a preconditioner share warm-up, resets and forces: pass "
             f"{', '.join(missing)} to Neumann (0 suits a preconditioner)"
         )
 

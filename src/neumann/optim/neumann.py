@@ -56,9 +56,9 @@ class Neumann(Optimizer):
     For large batches, use :func:`neumann.large_batch`, or `precondition="spectral"`.
 
     The warm-up is plain SGD. After it, each step adds a term to a Neumann series for the inverse
-    Hessian applied to the gradient. A cubic term attracts the weights to their moving
-    average, another repels them from it, and resets start the series again. The equations are in
-    :mod:`neumann.optim.update`.
+    Hessian applied to the gradient. A cubic term attracts the weights to their moving average, a
+    repulsive term pushes them away from it, and resets start the series again. The equations are
+    in :mod:`neumann.optim.update`.
 
     While training, the parameters hold w. Evaluate and ship w − μm: call :meth:`eval` before
     evaluating and :meth:`train` before you continue, or use :meth:`evaluating` as a context
@@ -96,9 +96,9 @@ class Neumann(Optimizer):
             memory and traffic of float32 state; it is rounded stochastically. P's momentum is
             in bfloat16 too, its mean of squares stays in float32.
         precondition: P, which turns gradients into the directions that the series sums: None (the
-            paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it;
-            momentum and the form of weight decay follow the group's own P, warm-up, resets and
-            forces this one, or that of the groups if all have one.
+            paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it.
+            Momentum and the form of weight decay follow each group's own P; warm-up, resets and
+            forces follow this argument, or the groups' P if all of them have one.
         maximize: maximize the objective instead.
         foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
@@ -106,14 +106,14 @@ class Neumann(Optimizer):
             device. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
             chooses it where it can run; True raises where it cannot, and says why.
-        process_group: the torch.distributed group among whose processes whole parameters are
-            divided, as in ZeRO and pipeline stages: r is the distance over all of them. DTensor
-            parameters (FSDP2) know their groups themselves, and replicas (DDP) need none. With
-            `distributed=` its processes are replicas, which have all parameters whole.
+        process_group: the torch.distributed group over which whole parameters are distributed, as
+            in ZeRO and pipeline stages; r is then the distance over all of them. DTensors (FSDP2)
+            carry their group, and replicas (DDP) need none. With `distributed=`, the processes of
+            the group are replicas, which have all parameters whole.
         distributed: who applies P to a matrix that several processes have, in shards or as
-            replicas. "owner": one of them, and the others get their part of the direction from it;
-            P must handle each matrix by itself. "replicated": every process, at the cost of as much
-            work on each as on one. None is "owner" for DTensors, "replicated" otherwise.
+            replicas. "owner": one process, which sends the others their part of the direction; P
+            must treat each matrix independently. "replicated": every process, so that each does
+            the whole work. None is "owner" for DTensors, "replicated" otherwise.
     """
 
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
@@ -291,9 +291,9 @@ class Neumann(Optimizer):
         gradient and requires none has no state.
 
         A step that raises before its update begins changes nothing: bad options, a sparse gradient,
-        an error in the closure or in P, no memory for what it prepares. Weights, m, δ, the clock
-        and the count of skipped steps are as before; only P's own memory may have taken in the
-        gradient. Ctrl-C waits for the end of an update. If the update itself fails, on a broken
+        an error in the closure or in P, running out of memory while it prepares. Weights, m, δ, the
+        clock and the count of skipped steps are as before; only P's own memory may have taken in
+        the gradient. Ctrl-C waits for the end of an update. If the update itself fails, on a broken
         device for example, some weights have moved and others have not: then `step`, `train`,
         `eval` and `state_dict` raise until a checkpoint is loaded.
         """

@@ -272,7 +272,7 @@ def check_preconditioner(group: Mapping[str, Any]) -> None:
         _check_before(precondition)
     if precondition is not None and group["differentiable"]:
         raise ValueError(
-            "differentiable=True records no preconditioner: leave precondition at None"
+            "differentiable=True does not support a preconditioner: leave precondition at None"
         )
 
 

@@ -107,9 +107,9 @@ class _RampedSchedule(LRScheduler):
         super().load_state_dict(state_dict)
         if loaded is not None and ours is not None and loaded != ours:
             warn_caller(
-                f"the loaded schedule is for {loaded} steps, this one was built for {ours}, and it "
-                f"continues with {loaded}: set its total_steps to {ours} after loading for a run "
-                "of another length",
+                f"the loaded schedule has {loaded} steps and this one was built for {ours}; it "
+                f"continues with {loaded}. For a run of {ours} steps, set its total_steps to "
+                f"{ours} after loading",
             )
 
     def get_lr(self) -> list[float | Tensor]:

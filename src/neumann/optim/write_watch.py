@@ -10,7 +10,7 @@ from neumann.optim import modes
 
 _DISPLACED = (
     "the model has loaded weights since the last step, and the optimizer has now subtracted μm "
-    "from them, which belongs to the weights they replaced. Use weights that were saved in "
+    "from them, but that μm belongs to the weights they replaced. Use weights that were saved in "
     "evaluation mode as they are, without eval() or evaluating(). To train on from a checkpoint, "
     "load the optimizer's state dict too."
 )

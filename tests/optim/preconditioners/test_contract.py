@@ -111,7 +111,7 @@ def test_a_reserved_name_is_refused():
 
 
 def test_a_differentiable_step_equals_a_plain_step():
-    with pytest.raises(ValueError, match="records no preconditioner"):
+    with pytest.raises(ValueError, match="does not support a preconditioner"):
         Neumann(
             network().parameters(), lr=0.1, precondition="diagonal", differentiable=True, **CLOCK
         )

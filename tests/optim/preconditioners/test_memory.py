@@ -190,7 +190,7 @@ def test_an_object_that_a_checkpoint_replaces_is_named(saved_with):
     _, optimizer = trained(2, precondition=saved_with)
     other = Neumann(network().named_parameters(), lr=0.1, precondition=Signs(), **CLOCK)
     message = (
-        f"saved with the preconditioner {saved_with!r}, the .* has 'signs', and it continues with"
+        f"saved with the preconditioner {saved_with!r} and the .* has 'signs'; it continues with"
     )
     with pytest.warns(UserWarning, match=f"{message} {saved_with!r}"):
         other.load_state_dict(optimizer.state_dict())

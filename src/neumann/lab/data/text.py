@@ -67,7 +67,10 @@ def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     context = request.context
     contents = list(map(read_text, files))
     if len(set(contents)) < len(contents):
-        raise UsageError(f"{request.name} names the same text twice, so it would be tested on it")
+        raise UsageError(
+            f"{request.name} names the same text twice, so a model would be tested on text that it "
+            "was trained on"
+        )
     content = "".join(contents)
     code_points = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
     test = round(len(code_points) * TEST)

@@ -135,8 +135,8 @@ def resolve_names(
         if is_object and called != saved_as:
             stays = called if group["precondition"] is own else saved_as
             warn_caller(
-                f"group {index} was saved with the preconditioner {saved_as!r}, the optimizer has "
-                f"{called!r}, and it continues with {stays!r}",
+                f"group {index} was saved with the preconditioner {saved_as!r} and the optimizer "
+                f"has {called!r}; it continues with {stays!r}",
             )
     return result
 
