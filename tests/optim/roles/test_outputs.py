@@ -202,6 +202,54 @@ def test_heads_of_any_name(parts, expected):
     assert outputs(Tasks(**parts)) == [f"{name}.weight" for name in expected]
 
 
+class Pair(nn.Module):
+    """Two layers in a module of their own."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"norm_out": Pair(nn.Linear(16, 30), nn.LayerNorm(30)), "last": nn.Linear(16, 5)},
+        {"modulation": nn.Sequential(nn.SiLU(), nn.Linear(16, 30)), "last": nn.Linear(16, 5)},
+        {
+            "grow": nn.Sequential(nn.Conv2d(16, 30, 3), nn.PixelShuffle(2)),
+            "last": nn.Conv2d(16, 3, 3),
+        },
+        {"wx": nn.Linear(8, 64), "wh": nn.Linear(16, 64), "last": nn.Linear(16, 5)},
+        {"film": nn.Linear(16, 32), "last": nn.Linear(16, 5)},
+        {"one": nn.Linear(9, 10), "two": nn.Linear(16, 6), "last": nn.Linear(16, 5)},
+        {"tower": nn.Linear(16, 8), "last": nn.Linear(16, 5)},
+        {"V": nn.Linear(16, 1), "last": nn.Linear(16, 5)},
+        {"cell": nn.Linear(16, 12), "last": nn.Linear(16, 5)},
+    ],
+    ids=lambda parts: next(iter(parts)),
+)
+def test_what_only_has_the_inputs_of_the_head_is_none(parts):
+    assert outputs(Tasks(**parts)) == ["last.weight"]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: Pair(nn.Linear(4, 32), nn.Linear(32, 8)),  # a coupling: half of 8 to both halves
+        lambda: nn.ModuleDict(
+            {"up": nn.Linear(8, 24), "down": nn.Linear(24, 8), "side": nn.Linear(8, 24)}
+        ),
+        lambda: nn.ModuleDict(
+            {"tokens": Pair(nn.Linear(5, 9), nn.Linear(9, 5)), "last": nn.Linear(8, 8)}
+        ),
+        lambda: Pair(nn.Conv1d(8, 16, 3), nn.GLU(1)),
+    ],
+    ids=["coupling", "gated", "mixer", "convolution"],
+)
+def test_blocks_in_a_list_are_no_networks(block):
+    assert outputs(nn.ModuleList([block() for _ in range(3)])) == []
+
+
 def test_the_branches_of_a_block_are_no_heads():
     """The first of a block's layers may take as many inputs as the head, its last is inside."""
     block = nn.ModuleDict({"one": nn.Linear(16, 9), "two": nn.Linear(16, 7)})

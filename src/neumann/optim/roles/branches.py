@@ -1,23 +1,29 @@
 """Parts of a model beside each other, judged by their numbers of inputs and outputs.
 
-A part that takes what the one before it gives comes after it. Parts with the same inputs that do
-not follow one another run side by side, as several heads do, or the networks of an ensemble.
+A part that takes what the one before it gives comes after it. Parts of one kind with the same
+inputs that cannot follow one another run side by side, as several heads do, or the networks of an
+ensemble. Numbers are weak evidence, so in doubt a part is not taken for one of several: a head that
+is missed trains too slowly, a hidden layer that is taken for a head may break the training.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from torch import nn
 
 from neumann.optim.roles.places import RECURRENT, Place, is_layer, read_size
 
-# Parts that weigh, project or skip inside a network, whatever comes after them.
+# Parts that weigh, project, modulate or skip inside a network, whatever comes after them.
 _INNER = re.compile(
-    r"att(n|ention)|gat(e|ing)|rout|query|key|weigh|scor|align|energy|alpha|mask|pool"
-    r"|skip|shortcut|residual|down|hidden|embed|^[a-z]2h$|^[qk](_proj)?$"
+    r"att(n|ention)|gat(e|ing)|rout|query|key|qkv|kv|weigh|scor|align|energy|alpha|mask|pool|ctx"
+    r"|skip|shortcut|residual|down|up|hidden|embed|enc|proj|cell|state|film|modul|theta"
+    r"|^[a-z]2h$|^[qk]$",
+    re.IGNORECASE,
 )
+# Heads with a single output; others with one output mostly weigh something.
+_SCALAR = re.compile(r"val|^v\d?$|^q\d?$|critic|reward|done|baseline|std|sigma|var|mean|mu")
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,17 @@ class Branch:
         return None if size is None else size[1]
 
     @property
-    def keeps_width(self) -> bool:
-        """Whether it may be one of several in a row; also if that is unknown."""
-        return None in (self.inputs, self.outputs) or self.inputs == self.outputs
+    def keeps_or_multiplies(self) -> bool:
+        """Whether it keeps its width, or multiplies it, as what gates, splits or modulates does."""
+        return self.inputs is None or self.outputs is None or self.outputs % self.inputs == 0
+
+    @property
+    def is_block(self) -> bool:
+        """Whether its numbers are those of a block in a row, whatever order defines its layers."""
+        if self.keeps_or_multiplies:
+            return True
+        inner = (read_size(layer.module) for layer in self.layers[:-1])
+        return any(size[1] == self.inputs for size in inner if size)
 
     @property
     def may_be_head(self) -> bool:
@@ -53,10 +67,25 @@ class Branch:
 
         What one gives the next may be flattened in between. Blocks in a list are no head.
         """
-        sizes = [read_size(layer.module) for layer in self.layers]
+        name, sizes = self.place.layer, [read_size(layer.module) for layer in self.layers]
+        if self.keeps_or_multiplies or _INNER.search(name):
+            return False
+        if self.outputs == 1 and not _SCALAR.search(name):
+            return False
         chained = all(one and after and after[0] % one[1] == 0 for one, after in pairwise(sizes))
         alone = self.outputs not in [size[1] for size in sizes[:-1] if size]
         return chained and alone and all(x.lists == self.place.lists for x in self.layers)
+
+    def feeds(self, other: "Branch") -> bool:
+        """Whether the other takes the outputs of this layer, or of two uses of it side by side."""
+        if len(self.layers) > 1 or self.outputs is None:
+            return False
+        return other.inputs in (self.outputs, 2 * self.outputs)
+
+    def resembles(self, other: "Branch") -> bool:
+        """Whether both are of one kind, as heads mostly are, with the same inputs."""
+        kinds = type(self.place.module), len(self.layers), self.inputs
+        return kinds == (type(other.place.module), len(other.layers), other.inputs)
 
 
 def find_networks(
@@ -71,7 +100,7 @@ def find_networks(
         return []
     members = _list_children(block, layers, places)
     alike = len({member.inputs for member in members}) == 1
-    if len(members) < 2 or not alike or any(member.keeps_width for member in members):
+    if len(members) < 2 or not alike or any(member.is_block for member in members):
         return []
     return [member.place.module for member in members]
 
@@ -99,7 +128,7 @@ def find_beside(
 ) -> Sequence[Branch]:
     """The parts just before the one that ends in the last layer, and side by side with it.
 
-    If the last layer takes as many inputs as they have outputs together, it comes after them.
+    If the last part takes as many inputs as earlier ones have outputs together, it comes after.
     """
     node = last
     for ancestor in reversed(_list_ancestors(last, places)):
@@ -107,15 +136,13 @@ def find_beside(
             break
         if not isinstance(ancestor.module, nn.Sequential | nn.ModuleList):
             *before, own = _list_children(node, layers, places)
+            together = list(accumulate(branch.outputs or 0 for branch in reversed(before)))
             beside: list[Branch] = []
             for branch in reversed(before):
-                if branch.inputs != own.inputs or branch.keeps_width:
-                    break
-                if not branch.may_be_head or _INNER.search(branch.place.layer):
+                if not branch.resembles(own) or not branch.may_be_head or branch.feeds(own):
                     break
                 beside.append(branch)
-            joined = sum(branch.outputs or 0 for branch in beside) == own.inputs
-            if beside and not joined and not own.keeps_width:
+            if beside and own.inputs not in together and not own.keeps_or_multiplies:
                 return beside
         node = ancestor
     return []
