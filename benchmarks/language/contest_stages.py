@@ -234,7 +234,8 @@ class LanguageContest:
     ) -> list[float]:
         """The training losses of the runs that did not diverge."""
         runs = self.ledger.find_seeds(self.make_key(stage, batch, steps, setting, 0))
-        return [float(run["train_loss"]) for run in runs.values() if run["loss"] is not None]
+        found = [run["train_loss"] for run in runs.values() if run["loss"] is not None]
+        return [float(loss) for loss in found if loss is not None]
 
     def list_larger(self) -> list[RunKey]:
         """Ours and the best peer at 124 million parameters, with the small network's settings."""

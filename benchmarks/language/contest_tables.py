@@ -173,7 +173,8 @@ def _show(arm: str) -> str:
 
 
 def _format_losses(run: Run) -> tuple[str, str]:
-    return f"{run['loss']:.4f}", f"{run['train_loss']:.4f}"
+    training = run["train_loss"]  # None if a step overshot and the run recovered
+    return f"{run['loss']:.4f}", "" if training is None else f"{training:.4f}"
 
 
 def _format_tests(contest: LanguageContest) -> str:

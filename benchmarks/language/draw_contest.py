@@ -58,7 +58,7 @@ def collect_curves(contest: LanguageContest) -> list[Curve]:
             found = [run for run in runs.values() if run["loss"] is not None]
             if not found:
                 return []
-            losses = np.array([run["losses"] for run in found]).mean(0)
+            losses = np.array([run["losses"] for run in found], float).mean(0)  # None: NaN
             curves.append((arm, losses, float(np.mean([run["loss"] for run in found]))))
     except MissingRunError:
         return []

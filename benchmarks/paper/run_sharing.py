@@ -8,17 +8,27 @@ compute, seed included, and if the lender was evaluated and logged at least as o
 as the device are part of a run. Which runs of the test are the same is known after the search.
 """
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from neumann.lab.errors import UsageError
 from neumann.lab.storage import strict_json
-from neumann.lab.storage.reading import CONFIG, FORMAT, METRICS, SUMMARY, is_finished
+from neumann.lab.storage.reading import (
+    CONFIG,
+    FORMAT,
+    METRICS,
+    SUMMARY,
+    RecordsError,
+    is_finished,
+)
 from neumann.lab.storage.run_files import read_run_files
 from neumann.lab.studies.engine import Study
 from neumann.lab.studies.study_files import write_object
 from neumann.lab.studies.workers import get_output_folder
+from neumann.lab.training.records import CHECKPOINTS
 
 WATCHING = ("eval_every", "log_every")  # how closely a run is watched does not change it
 
@@ -28,22 +38,32 @@ def share_runs(study: Study, folders: Sequence[Path]) -> list[Path]:
     finished: dict[str, list[tuple[dict[str, Any], Path]]] = {}
     for folder in folders:
         for path in sorted(folder.glob(f"**/seed-*/{SUMMARY}")):
-            config = read_run_files(path.parent).config
-            finished.setdefault(make_key(config), []).append((config, path.parent))
+            with contextlib.suppress(RecordsError, UsageError):  # a damaged run lends nothing
+                config = read_run_files(path.parent).config
+                finished.setdefault(make_key(config), []).append((config, path.parent))
     shared = []
     for run in study.list_runs():
         target, record = get_output_folder(run.config), run.config.as_record()
         alike = finished.get(make_key(record), []) if run.lr_is_known else []
         source = next((path for config, path in alike if is_watched(config, record)), None)
-        if source is None or (target / CONFIG).exists() or is_finished(target):
-            continue
-        target.mkdir(parents=True)
-        content = {"config": record, "environment": read_run_files(source).environment}
-        write_object(target / CONFIG, {"format": FORMAT, **content})
-        shutil.copyfile(source / METRICS, target / METRICS)
-        shutil.copyfile(source / SUMMARY, target / SUMMARY)  # last: it says that all is there
-        shared.append(target)
+        begun = (target / CHECKPOINTS).exists() or is_finished(target)
+        if source is not None and not begun:
+            _copy_run(source, target, record)
+            shared.append(target)
     return shared
+
+
+def _copy_run(source: Path, target: Path, record: dict[str, Any]) -> None:
+    """Copy a run under another config, so that it is there as a whole or not at all."""
+    part = target.with_name(f".{target.name}.part")  # left by a copy that was cut short
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    content = {"config": record, "environment": read_run_files(source).environment}
+    write_object(part / CONFIG, {"format": FORMAT, **content})
+    shutil.copyfile(source / METRICS, part / METRICS)
+    shutil.copyfile(source / SUMMARY, part / SUMMARY)
+    shutil.rmtree(target, ignore_errors=True)  # a run that has no checkpoint yet
+    part.rename(target)
 
 
 def make_key(config: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ The archives in results/paper/runs are unpacked. Then for each study: runs that 
 trained are shared, learning rates are searched, runs on the test set are shared, the rest is
 trained, and what has finished is packed again. So any machine continues from the archives. --lend
 names folders of further studies to share from, such as that of a study before its range of learning
-rates was widened.
+rates was widened, whose archive has to be moved away, too.
 """
 
 import argparse
@@ -23,8 +23,11 @@ from benchmarks.paper.claim_tests import STUDIES
 from benchmarks.paper.run_archives import ARCHIVES, pack, unpack
 from benchmarks.paper.run_sharing import share_runs
 from neumann.lab.errors import UsageError
+from neumann.lab.storage.atomic_files import StorageError
 from neumann.lab.studies.engine import Study
+from neumann.lab.studies.study_files import COMPARISON
 from neumann.lab.studies.study_toml import read_study_toml
+from neumann.lab.studies.workers import get_output_folder
 from neumann.lab.training.signals import Terminated, raise_on_sigterm
 
 # What lends runs comes before what takes them.
@@ -45,6 +48,7 @@ ORDER = (
     "clipping",
     "krylov",
 )
+OF_MACHINE = {"data", "data-dir", "device", "workers"}  # settings that do not make it a trial
 BY_THE_CLOCK = ("krylov",)  # its runs must not share the machine
 
 
@@ -74,8 +78,11 @@ class Sitting:
         try:
             for flags in (["--search-only"], []) if study.sweeps else ([],):
                 share_runs(study, [*others, *self.lenders])
-                if time.monotonic() < self.deadline and count_ended(study) < len(study.list_runs()):
+                in_time = time.monotonic() < self.deadline
+                if in_time and count_ended(study) < len(study.list_runs()):
                     self._run_command(file, folder, flags)
+            if not is_written(study) and count_ended(study) == len(study.list_runs()):
+                self._run_command(file, folder, [])  # all was shared; it only writes what it is
         finally:
             if folder.exists():
                 pack(folder, self._get_archive(name))
@@ -109,6 +116,12 @@ class Sitting:
             raise UsageError(f"{file.stem} ended with status {process.returncode}, see above")
 
 
+def is_written(study: Study) -> bool:
+    """Whether the study has recorded what it compares."""
+    places = {get_output_folder(run.config).parents[1] for run in study.list_runs()}
+    return all((place / COMPARISON).exists() for place in places)
+
+
 def count_ended(study: Study) -> int:
     return sum(run.state in ("finished", "diverged") for run in study.list_runs())
 
@@ -125,6 +138,11 @@ def main() -> None:
     parser.add_argument("--archives", type=Path, default=ARCHIVES)
     parser.add_argument("--lend", type=Path, nargs="*", default=[], metavar="FOLDER")
     arguments = parser.parse_args()
+    changed = {text.partition("=")[0] for text in arguments.set} - OF_MACHINE
+    if changed and arguments.archives == ARCHIVES:
+        parser.error(f"--set {', '.join(sorted(changed))} is for a trial: name other --archives")
+    if missing := [str(folder) for folder in arguments.lend if not folder.is_dir()]:
+        parser.error(f"there is no folder {', '.join(missing)}")
     if unknown := set(arguments.studies) - set(ORDER):
         parser.error(f"{', '.join(sorted(unknown))}: the studies are {', '.join(ORDER)}")
     deadline = float("inf")
@@ -139,7 +157,7 @@ def main() -> None:
         with raise_on_sigterm():
             sitting.unpack_all()
             unfinished = [name for name in names if not sitting.train(name)]
-    except (UsageError, OSError, tarfile.TarError) as error:
+    except (UsageError, StorageError, OSError, tarfile.TarError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         raise SystemExit("stopped: run the same command again to continue") from None

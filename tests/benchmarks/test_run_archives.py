@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.paper.run_archives import ARCHIVES, pack, unpack
 from neumann.lab.errors import UsageError
+from neumann.lab.storage.folders import FolderLock
 from neumann.lab.storage.reading import SUMMARY, read_summary
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
@@ -76,6 +77,16 @@ def test_a_study_continues_from_its_archive(tmp_path):
     assert unpack(archive, few) == 1  # the archive has finished what the folder had begun
     assert not (few / "final/sgd/seed-0/checkpoints").exists()
     assert pack(few, archive) == 4
+
+    (few / "final/sgd/seed-0" / SUMMARY).write_text("{}")
+    with pytest.raises(UsageError, match=r"summary\.json differs from the one in"):
+        pack(few, archive)
+    (few / "final/sgd/seed-0" / SUMMARY).unlink()
+    with (
+        FolderLock(few / "final/sgd/seed-0"),
+        pytest.raises(UsageError, match="is in use by another process"),
+    ):
+        unpack(archive, few)
 
     changed = elsewhere.folder / "final/sgd/seed-0" / SUMMARY
     changed.write_text("{}")

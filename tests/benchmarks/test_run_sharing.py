@@ -1,5 +1,7 @@
 """Runs that two studies have in common are trained once."""
 
+import shutil
+
 import pytest
 
 from benchmarks.paper.run_sharing import is_watched, make_key, share_runs
@@ -47,6 +49,17 @@ def test_the_same_runs_are_shared_and_others_are_trained(tmp_path):
     ]
     assert share_runs(second, [first.folder]) == []
     assert sorted(list_states(second)) == ["finished"] * 5 + ["to do"] * 4
+    for state in ("empty", "cut short"):  # what a kill leaves, before the copy or inside it
+        place = second.folder / "final/base/seed-1"
+        shutil.rmtree(place)
+        place.mkdir()
+        if state == "cut short":
+            place.with_name(".seed-1.part").mkdir()
+        assert share_runs(second, [first.folder]) == [place]
+    damaged = tmp_path / "damaged/final/base/seed-0"
+    damaged.mkdir(parents=True)
+    (damaged / "summary.json").touch()
+    assert share_runs(second, [tmp_path / "damaged"]) == []
     second.test(found, Session())  # accepts what was copied, and trains the other four
     assert set(list_states(second)) == {"finished"}
     for place in ("final/base/seed-0", "final/base/seed-1"):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.paper import run_studies
 from benchmarks.paper.claim_tests import STUDIES
+from benchmarks.paper.run_lines import collect_study
 from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended
 from neumann.lab.studies.study_toml import read_study_toml
 
@@ -63,6 +65,18 @@ def test_studies_share_runs_and_continue_from_their_archives(sitting, tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_study_that_only_takes_over_runs_is_collected(sitting, tmp_path):
+    """It records what it compares, although it trains nothing."""
+    untuned = (
+        STUDY.format(more="").replace('lr = "0.1:0.4:3"', "lr = 0.1").replace("[tuning]\n", "")
+    )
+    for name in ("first", "second"):
+        (sitting.studies / f"{name}.toml").write_text(untuned)
+        assert sitting.train(name)
+        assert len(collect_study(tmp_path / "runs" / name)) == 2
+
+
+@pytest.mark.slow
 def test_without_time_nothing_is_trained(sitting, capfd):
     late = Sitting(sitting.studies, sitting.root, sitting.archives, deadline=time.monotonic())
     assert not late.train("first")
@@ -88,3 +102,18 @@ def test_a_signal_saves_what_runs_and_packs_what_has_ended(tmp_path):
     assert "stopped: run the same command again to continue" in errors
     assert (tmp_path / "archives/oscillations.tar.xz").exists()
     assert list(tmp_path.glob("runs/*/search/*/seed-0/checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["unknown"], "unknown: the studies are main-cifar10"),
+        (["--set", "epochs=1"], "--set epochs is for a trial: name other --archives"),
+        (["--lend", "nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run_studies", *words])
+    with pytest.raises(SystemExit):
+        run_studies.main()
+    assert message in capsys.readouterr().err

@@ -252,6 +252,25 @@ def test_weights_loaded_before_the_first_step_or_in_the_warm_up_are_fine():
         is_silent(optimizer.eval)
 
 
+def test_only_loads_of_the_optimizers_parameters_count():
+    model, optimizer, best, _ = build_guarded()
+    model.load_state_dict({}, strict=False)
+    model.load_state_dict({"0.running_mean": best["0.bias"]}, strict=False)
+    is_silent(optimizer.eval)
+    optimizer.train()
+    model.load_state_dict({"2.bias": best["2.bias"]}, strict=False)
+    with pytest.warns(UserWarning, match=DISPLACED):
+        optimizer.eval()
+
+
+def test_a_group_that_is_added_after_a_load_does_not_hide_it():
+    model, optimizer, best, _ = build_guarded()
+    model.load_state_dict(best)
+    optimizer.add_param_group({"params": [("late", nn.Parameter(torch.ones(2)))]})
+    with pytest.warns(UserWarning, match=DISPLACED):
+        optimizer.eval()
+
+
 def test_a_removed_guard_and_a_model_without_its_optimizer_load_in_silence():
     model, optimizer, best, guard = build_guarded()
     guard.remove()

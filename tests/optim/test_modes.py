@@ -218,15 +218,21 @@ def test_recalibration_takes_batches_of_any_form():
         def forward(self, x, labels=None):
             return self.layer(x)
 
+    class Whole(Named):
+        def forward(self, batch):
+            return self.layer(batch["x"])
+
     found = []
     x = torch.randn(16, 3)
-    for batch in (x, (x, "label"), {"x": x, "labels": "label"}):
+    named = {"x": x, "labels": "label"}
+    for kind, batch in ((Named, x), (Named, (x, "label")), (Named, named), (Whole, named)):
         layer = nn.BatchNorm1d(3)
-        recalibrate_batchnorm(Named(layer), [batch], device=torch.device("cpu"))
+        recalibrate_batchnorm(kind(layer), [batch], device=torch.device("cpu"))
         found.append(layer.running_mean)
     assert torch.allclose(found[0], x.mean(0), atol=1e-6)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[3])
 
 
 def test_recalibration_restores_everything_else():

@@ -6,6 +6,7 @@ Running statistics from training belong to the displaced weights w, not to w −
 number generators. If it fails, it restores the old statistics.
 """
 
+import inspect
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +31,7 @@ def recalibrate_batchnorm(
 
     Args:
         model: a model whose forward takes a batch, the first element of one that is a tuple or a
-            list, or the entries of a dictionary as keyword arguments.
+            list, or the entries of a dictionary as keyword arguments, if it has these.
         loader: training data; a few thousand examples are usually enough.
         batches: stop after this many; None uses all of them.
         device: move the tensors of each batch there first.
@@ -66,9 +67,14 @@ class _Call(nn.Module):
         self.model, self._device = model, device
 
     def forward(self, batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return self.model(**{name: self._move(value) for name, value in batch.items()})
-        return self.model(self._move(batch))
+        if not isinstance(batch, Mapping):
+            return self.model(self._move(batch))
+        moved = {name: self._move(value) for name, value in batch.items()}
+        try:
+            inspect.signature(self.model.forward).bind(**moved)
+        except TypeError:  # it takes the dictionary itself
+            return self.model(moved)
+        return self.model(**moved)
 
     def _move(self, value: Any) -> Any:
         movable = self._device is not None and hasattr(value, "to")

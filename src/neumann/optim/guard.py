@@ -73,17 +73,17 @@ def guard(model: nn.Module, optimizer: object) -> Guard:
             "model holds none of the optimizer's parameters: build the optimizer from the model "
             "to guard, and guard it after moving, wrapping or sharding it"
         )
-    saving, loading = _SavingHook(inside), _LoadingHook(inside)
+    saving, loading = _Hook(inside), _LoadingHook(inside)
     handles: list[Any] = []
     for owner in owners:
         handles += [
             owner.register_state_dict_pre_hook(saving),  # type: ignore[no-untyped-call]
-            owner.register_load_state_dict_post_hook(loading),  # type: ignore[no-untyped-call]
+            owner.register_load_state_dict_pre_hook(loading),  # type: ignore[no-untyped-call]
         ]
     return Guard(handles)
 
 
-class _Hook:
+class _WeakHook:
     """A hook of each module with parameters of the optimizer.
 
     Hooks are pickled and copied with their module, so this one only refers weakly to the optimizer,
@@ -100,16 +100,19 @@ class _Hook:
         return None if self._reference is None else self._reference()
 
 
-class _LoadingHook(_Hook):
-    """Runs after a module has loaded its part of a state dict."""
+class _LoadingHook(_WeakHook):
+    """Runs before a module loads its part of a state dict, which may have nothing of it."""
 
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+    def __call__(
+        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
+    ) -> None:
         optimizer = self._optimizer()
-        if optimizer is not None:
+        names = (name for name, _ in module.named_parameters(recurse=False))
+        if optimizer is not None and any(f"{prefix}{name}" in state_dict for name in names):
             optimizer.note_loaded_weights()
 
 
-class _SavingHook(_Hook):
+class _Hook(_WeakHook):  # under this name in models that were pickled with version 0.1
     """Runs before a module makes its part of a state dict."""
 
     def __init__(self, optimizer: Neumann | None) -> None:

@@ -62,7 +62,8 @@ def compute_evaluation(w: Tensor, state: dict[str, Any]) -> Tensor:
 def differs_from_evaluation(entries: Entries) -> bool:
     """Whether, in evaluation mode, a parameter no longer holds the w − μm that was put there."""
     return any(
-        not torch.equal(local_part(p), compute_evaluation(local_part(state[WEIGHTS]), state))
+        p.device != state[WEIGHTS].device  # moved in between
+        or not torch.equal(local_part(p), compute_evaluation(local_part(state[WEIGHTS]), state))
         for p, state in entries
         if WEIGHTS in state
     )

@@ -166,7 +166,7 @@ class Neumann(Optimizer):
         self._explicit = find_explicit(given)
         require_group(process_group)
         self.process_group, self.distributed = process_group, distributed
-        self._store = StateStore()
+        self._store, self._watch = StateStore(), WriteWatch()
         # Set by `_rebuild`, which super().__init__ reaches through `add_param_group`.
         self._backend: Backend
         self._sharding: Sharding | None  # None: this process has every parameter whole
@@ -235,7 +235,7 @@ class Neumann(Optimizer):
         device = parameters[0].device if parameters else torch.device("cpu")
         self._backend, self._sharding = backend(device), sharding
         self._distance = DistanceTracker(store, self._backend, sharding)
-        self._watch = WriteWatch()
+        self._watch.forget_versions()
         tracing.treat_reset_table_as_constant()
         self._distance.start(is_known=store.tie_scalars(device, backend.on_device))
 
@@ -434,7 +434,7 @@ class Neumann(Optimizer):
     def _switch(self, mode: bool) -> None:
         self._reconcile()
         entries = list(self._store.entries())
-        warning = self._watch.judge_load(mode, entries, self.holds_displaced_weights())
+        warning = self._watch.judge_load(mode, entries, self.holds_displaced_weights)
         try:
             self._switching = True
             if mode:
@@ -589,7 +589,7 @@ class Neumann(Optimizer):
             state = {**state, "process_group": shared.group}
         super().__setstate__({"_switching": False, "_cut_short": False, **state})
         checkpoint.complete(self.param_groups, self.state, self.defaults)
-        self._store = StateStore()
+        self._store, self._watch = StateStore(), WriteWatch()
         self._store.made_for = [group["precondition"] for group in self.param_groups]
         self._rebuild()
         self._store.create_missing()

@@ -12,7 +12,7 @@ _DISPLACED = (
     "the model has loaded weights since the last step, and the optimizer has now subtracted μm "
     "from them, but that μm belongs to the weights they replaced. Use weights that were saved in "
     "evaluation mode as they are, without eval() or evaluating(). To train on from a checkpoint, "
-    "load the optimizer's state dict too."
+    "load the optimizer's state dict too. (Nothing is wrong if the weights have been put back.)"
 )
 _LOST = (
     "the weights that the model loaded in evaluation mode are gone: training mode has put back the "
@@ -69,7 +69,13 @@ class WriteWatch:
         """The model has loaded weights. Before the first step they belong to a loaded state."""
         self._has_loaded = self._has_stepped
 
-    def judge_load(self, mode: bool, entries: modes.Entries, displaced: bool) -> str | None:
+    def forget_versions(self) -> None:
+        """Parameters have been added, replaced or moved: nothing is known of what they hold."""
+        self._parameters, self._versions = [], []
+
+    def judge_load(
+        self, mode: bool, entries: modes.Entries, is_displaced: Callable[[], bool]
+    ) -> str | None:
         """What is wrong about a switch to `mode` after a load; each load is judged once.
 
         Call it before the switch: it compares the parameters with the evaluation weights.
@@ -79,4 +85,4 @@ class WriteWatch:
             return None
         if mode:
             return _LOST if modes.differs_from_evaluation(entries) else None
-        return _DISPLACED if displaced else None
+        return _DISPLACED if is_displaced() else None
