@@ -90,7 +90,7 @@ def test_a_longer_run_says_which_length_counts():
     with pytest.warns(UserWarning, match="the learning rate has been 0 since step 4"):
         take_steps(model, optimizer, schedule, 2)
     _, longer = neumann.large_batch(model, steps=8)
-    with pytest.warns(UserWarning, match="for 4 steps, this one was built for 8, and it contin"):
+    with pytest.warns(UserWarning, match="has 4 steps and this one was built for 8; it contin"):
         longer.load_state_dict(schedule.state_dict())
 
 

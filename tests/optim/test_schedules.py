@@ -25,7 +25,7 @@ from neumann.optim.schedules import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the learning rate has been 0 since step"),  # on purpose
-    pytest.mark.filterwarnings("ignore:the loaded schedule is for"),
+    pytest.mark.filterwarnings("ignore:the loaded schedule has"),
 ]
 
 Build = Callable[[torch.optim.Optimizer], LRScheduler]
