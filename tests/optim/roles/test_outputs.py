@@ -250,6 +250,15 @@ def test_blocks_in_a_list_are_no_networks(block):
     assert outputs(nn.ModuleList([block() for _ in range(3)])) == []
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_inputs_or_outputs():
+    empty = nn.Sequential(nn.Linear(16, 0), nn.Linear(0, 4))
+    other = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 5))
+    assert outputs(Tasks(empty=empty, other=other)) == ["other.1.weight"]
+    networks = [nn.Sequential(nn.Linear(0, 8), nn.Linear(8, 5)) for _ in range(2)]
+    assert outputs(nn.ModuleList(networks)) == []
+
+
 def test_the_branches_of_a_block_are_no_heads():
     """The first of a block's layers may take as many inputs as the head, its last is inside."""
     block = nn.ModuleDict({"one": nn.Linear(16, 9), "two": nn.Linear(16, 7)})

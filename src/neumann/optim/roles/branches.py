@@ -51,7 +51,7 @@ class Branch:
     @property
     def keeps_or_multiplies(self) -> bool:
         """Whether it keeps its width, or multiplies it, as what gates, splits or modulates does."""
-        return self.inputs is None or self.outputs is None or self.outputs % self.inputs == 0
+        return not self.inputs or not self.outputs or self.outputs % self.inputs == 0
 
     @property
     def is_block(self) -> bool:
@@ -72,7 +72,9 @@ class Branch:
             return False
         if self.outputs == 1 and not _SCALAR.search(name):
             return False
-        chained = all(one and after and after[0] % one[1] == 0 for one, after in pairwise(sizes))
+        chained = all(
+            one and after and one[1] and after[0] % one[1] == 0 for one, after in pairwise(sizes)
+        )
         alone = self.outputs not in [size[1] for size in sizes[:-1] if size]
         return chained and alone and all(x.lists == self.place.lists for x in self.layers)
 
