@@ -10,24 +10,11 @@ from neumann.lab.storage.folders import FolderLock
 from neumann.lab.storage.reading import SUMMARY, read_summary
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
-
-STUDY = """
-[settings]
-data = "digits"
-epochs = 1
-batch_size = 512
-device = "cpu"
-[arms.sgd]
-lr = "0.1:0.4:3"
-[tuning]
-[test]
-seeds = 2
-"""
+from tests.support.small_studies import write_study
 
 
 def read(folder):
-    (folder / "study.toml").write_text(STUDY)
-    return read_study_toml(folder / "study.toml", folder / "runs")
+    return read_study_toml(write_study(folder / "study.toml"), folder / "runs")
 
 
 def test_archives_are_committed():

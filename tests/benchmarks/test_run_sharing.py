@@ -8,27 +8,13 @@ from benchmarks.paper.run_sharing import is_watched, make_key, share_runs
 from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
+from tests.support.small_studies import write_study
 
-STUDY = """
-[settings]
-data = "digits"
-epochs = 1
-batch_size = 256
-device = "cpu"
-[arms.base]
-opt = "sgd"
-lr = "0.1:0.4:3"
-{more}
-[tuning]
-[test]
-seeds = {seeds}
-"""
-WHOLE = '[arms."with more"]\nopt = "sgd"\nlr = "base"\nweight_decay = 0.1\n'
+WHOLE = '[arms."with more"]\nopt = "sgd"\nlr = "sgd"\nweight_decay = 0.1\n'
 
 
 def read(folder, name, **changes):
-    (folder / f"{name}.toml").write_text(STUDY.format(**{"more": "", "seeds": 2, **changes}))
-    return read_study_toml(folder / f"{name}.toml", folder / name)
+    return read_study_toml(write_study(folder / f"{name}.toml", **changes), folder / name)
 
 
 def list_states(study):
@@ -44,28 +30,28 @@ def test_the_same_runs_are_shared_and_others_are_trained(tmp_path):
     found = second.search(Session())
     shared = share_runs(second, [first.folder])
     assert sorted(path.relative_to(second.folder).as_posix() for path in shared) == [
-        "final/base/seed-0",
-        "final/base/seed-1",
+        "final/sgd/seed-0",
+        "final/sgd/seed-1",
     ]
     assert share_runs(second, [first.folder]) == []
     assert sorted(list_states(second)) == ["finished"] * 5 + ["to do"] * 4
     for state in ("empty", "cut short"):  # what a kill leaves, before the copy or inside it
-        place = second.folder / "final/base/seed-1"
+        place = second.folder / "final/sgd/seed-1"
         shutil.rmtree(place)
         place.mkdir()
         if state == "cut short":
             place.with_name(".seed-1.part").mkdir()
         assert share_runs(second, [first.folder]) == [place]
-    damaged = tmp_path / "damaged/final/base/seed-0"
+    damaged = tmp_path / "damaged/final/sgd/seed-0"
     damaged.mkdir(parents=True)
     (damaged / "summary.json").touch()
     assert share_runs(second, [tmp_path / "damaged"]) == []
     second.test(found, Session())  # accepts what was copied, and trains the other four
     assert set(list_states(second)) == {"finished"}
-    for place in ("final/base/seed-0", "final/base/seed-1"):
+    for place in ("final/sgd/seed-0", "final/sgd/seed-1"):
         assert read_summary(second.folder / place) == read_summary(first.folder / place)
     other = read_summary(second.folder / "final/with more/seed-0")
-    assert other != read_summary(first.folder / "final/base/seed-0")
+    assert other != read_summary(first.folder / "final/sgd/seed-0")
 
 
 def test_what_makes_runs_the_same():

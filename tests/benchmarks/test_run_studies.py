@@ -13,22 +13,9 @@ from benchmarks.paper.claim_tests import STUDIES
 from benchmarks.paper.run_lines import collect_study
 from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended
 from neumann.lab.studies.study_toml import read_study_toml
+from tests.support.small_studies import write_study
 
-STUDY = """
-[settings]
-data = "digits"
-epochs = 1
-batch_size = 256
-device = "cpu"
-[arms.base]
-opt = "sgd"
-lr = "0.1:0.4:3"
-{more}
-[tuning]
-[test]
-seeds = 2
-"""
-MORE = '[arms.decayed]\nopt = "sgd"\nlr = "base"\nweight_decay = 0.1\n'
+MORE = '[arms.decayed]\nopt = "sgd"\nlr = "sgd"\nweight_decay = 0.1\n'
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 def sitting(tmp_path):
     studies = tmp_path / "studies"
     studies.mkdir()
-    (studies / "first.toml").write_text(STUDY.format(more=""))
-    (studies / "second.toml").write_text(STUDY.format(more=MORE))
+    write_study(studies / "first.toml")
+    write_study(studies / "second.toml", more=MORE)
     return Sitting(studies, tmp_path / "runs", tmp_path / "archives")
 
 
@@ -53,7 +40,7 @@ def test_studies_share_runs_and_continue_from_their_archives(sitting, tmp_path, 
     printed = capfd.readouterr().out
     assert "first: 5 of 5 runs have ended" in printed
     assert "second: 7 of 7 runs have ended" in printed
-    trained = "final/base/seed-0/summary.json"
+    trained = "final/sgd/seed-0/summary.json"
     assert (tmp_path / "runs/second" / trained).read_bytes() == (
         tmp_path / "runs/first" / trained
     ).read_bytes()  # with its seconds, so it was shared
@@ -67,11 +54,10 @@ def test_studies_share_runs_and_continue_from_their_archives(sitting, tmp_path, 
 @pytest.mark.slow
 def test_a_study_that_only_takes_over_runs_is_collected(sitting, tmp_path):
     """It records what it compares, although it trains nothing."""
-    untuned = (
-        STUDY.format(more="").replace('lr = "0.1:0.4:3"', "lr = 0.1").replace("[tuning]\n", "")
-    )
     for name in ("first", "second"):
-        (sitting.studies / f"{name}.toml").write_text(untuned)
+        file = sitting.studies / f"{name}.toml"
+        tuned = write_study(file).read_text()
+        file.write_text(tuned.replace("[tuning]\n", "").replace('"0.1:0.4:3"', "0.1"))
         assert sitting.train(name)
         assert len(collect_study(tmp_path / "runs" / name)) == 2
 

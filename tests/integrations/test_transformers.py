@@ -82,6 +82,13 @@ def make_trainer(directory, *callbacks, **options):
     )
 
 
+def make_trainer_of_best(directory, stop):
+    """It loads the best of its checkpoints after the step `stop`."""
+    often = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 7, "save_steps": 7}
+    callbacks = Watch(stop=stop), EvaluationWeights()
+    return make_trainer(directory, *callbacks, **often, load_best_model_at_end=True)
+
+
 def load_saved_weights(directory):
     saved = load_file(directory / "model.safetensors")
     return [saved[f"network.{name}"] for name, _ in network().named_parameters()]
@@ -164,16 +171,7 @@ def test_saved_weights_and_the_trained_model_are_the_evaluation_weights(tmp_path
 def test_the_best_model_is_corrected_once(tmp_path, stop):
     """If it were loaded in training mode, the next evaluation would correct it again."""
     _, evaluated = run_plain_loop(3 * EPOCH)
-    trainer = make_trainer(
-        tmp_path,
-        Watch(stop=stop),
-        EvaluationWeights(),
-        eval_strategy="steps",
-        save_strategy="steps",
-        eval_steps=7,
-        save_steps=7,
-        load_best_model_at_end=True,
-    )
+    trainer = make_trainer_of_best(tmp_path, stop=stop)
     trainer.train()
     best = trainer.state.best_global_step
     assert best in (7, 14)
@@ -183,16 +181,7 @@ def test_the_best_model_is_corrected_once(tmp_path, stop):
 
 
 def test_a_second_training_does_not_lose_the_best_model_in_silence(tmp_path):
-    trainer = make_trainer(
-        tmp_path,
-        Watch(stop=15),
-        EvaluationWeights(),
-        eval_strategy="steps",
-        save_strategy="steps",
-        eval_steps=7,
-        save_steps=7,
-        load_best_model_at_end=True,
-    )
+    trainer = make_trainer_of_best(tmp_path, stop=15)
     trainer.train()
     with pytest.warns(UserWarning, match="with a trainer, build a new one"):
         trainer.train()

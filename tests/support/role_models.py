@@ -3,6 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from neumann.optim.roles import find_roles
+
+
+def list_outputs(model: nn.Module) -> list[str]:
+    """The names of the parameters that are taken for a model's outputs."""
+    return [one.name for one in find_roles(model) if one.role == "output"]
+
 
 class Block(nn.Module):
     def __init__(self, width: int = 8) -> None:
