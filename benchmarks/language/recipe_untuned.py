@@ -3,8 +3,7 @@
     python -m benchmarks.language.recipe_untuned train --data-dir data --seconds 1200
     python -m benchmarks.language.recipe_untuned table
 
-`tune` instead of `train` leaves out the test; --peers limits it to some searches, --steps both to
-some lengths.
+`tune` instead of `train` leaves out the test; --peers and --steps limit both to some of them.
 
 AdamW and Muon (with AdamW for the rest) get a coordinate search of 12 runs each, scored on the
 validation set. Muon's began with far too much decay and hardly got to its momentum, so it gets a
@@ -75,11 +74,11 @@ def print_table(ledger: Ledger[RunKey]) -> None:
 def main() -> None:
     parser = create_language_parser(__doc__, RESULTS)
     parser.add_argument("stage", choices=("tune", "train", "table"))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune")
+    parser.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=PEERS, help="whom to tune and to test"
+    )
     parser.add_argument("--steps", type=int, help="only this length of runs")
     arguments = parse_language(parser)
-    if arguments.stage == "train" and len(arguments.peers) < len(PEERS):
-        parser.error("--peers is for `tune`: `train` tests all of them")
     ledger, runner = open_language_runner(arguments)
     lengths = [length for length in LENGTHS if arguments.steps in (None, length[1])]
     try:
@@ -87,17 +86,21 @@ def main() -> None:
             for arm, length in itertools.product(arguments.peers, lengths):
                 tune(runner, arm, length)
         elif arguments.stage == "train":
-            train_all(runner, lengths)
+            train_all(runner, lengths, arguments.peers)
     except MissingRunError:
         print("the time is up; run it again to continue")
     print_table(ledger)
 
 
-def train_all(runner: Runner[RunKey], lengths: Sequence[tuple[int, int]] = LENGTHS) -> None:
-    """Tune the peers, then test everybody."""
+def train_all(
+    runner: Runner[RunKey],
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    peers: Sequence[str] = PEERS,
+) -> None:
+    """Tune the peers, then test them and the recipe."""
     for length in lengths:
         ours = make_default_recipe(length[1])
-        for peer in PEERS:
+        for peer in peers:
             tuned = tune(runner, peer, length)
             for seed, setting in itertools.product(SEEDS[peer], (ours, tuned)):
                 runner.run(make_key("test", length, setting, seed))

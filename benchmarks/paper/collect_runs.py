@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.common.ledger import Ledger, Run
 from benchmarks.paper.claim_tests import STUDIES, read_study
 from benchmarks.paper.run_lines import Results, RunKey, collect_study
+from neumann.lab.config_files import read_toml
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import is_finished
 from neumann.lab.storage.run_files import read_run_files
@@ -22,8 +23,8 @@ from neumann.lab.studies.workers import get_output_folder
 ROOT = Path(__file__).parents[2]
 COMPARED = ("data", "model", "opt", "score", "diverged", "lr", "epochs", "batch_size", "steps")
 OF_STUDY = ("data", "model")  # settings that all runs of a study share
-# Settings that depend on the machine, or that are looked at in another way.
-OF_MACHINE = {"device", "amp", "compile", "cuda_graph", "channels_last", "data_dir", "data"}
+# Settings that a machine chooses, unless the file of the study does.
+OF_MACHINE = {"device", "amp", "compile", "cuda_graph", "channels_last", "data_dir"}
 
 
 def add_runs(ledger: Ledger[RunKey], runs: dict[RunKey, Run]) -> int:
@@ -68,12 +69,14 @@ def check_settings(file: Path, folder: Path) -> None:
 
     A trial with fewer epochs leaves such runs.
     """
+    chosen = read_toml(file)["settings"].keys()
+    ignored = (OF_MACHINE - chosen) | {"data"}  # `check_study` compares data without their folders
     for planned in read_study_toml(file, folder).list_runs():
         place = get_output_folder(planned.config)
         if not is_finished(place):
             continue
         expected, found = planned.config.as_record(), read_run_files(place).config
-        for name in expected.keys() - OF_MACHINE:
+        for name in expected.keys() - ignored:
             is_chosen = name == "lr" and not planned.lr_is_known
             if not is_chosen and found.get(name) != expected[name]:
                 raise UsageError(

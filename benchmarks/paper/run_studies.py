@@ -48,7 +48,7 @@ ORDER = (
     "clipping",
     "krylov",
 )
-OF_MACHINE = {"data", "data-dir", "device", "workers"}  # settings that do not make it a trial
+PLACES = {"data", "data-dir", "device", "workers"}  # settings that do not make it a trial
 BY_THE_CLOCK = ("krylov",)  # its runs must not share the machine
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--archives", type=Path, default=ARCHIVES)
     parser.add_argument("--lend", type=Path, nargs="*", default=[], metavar="FOLDER")
     arguments = parser.parse_args()
-    changed = {text.partition("=")[0] for text in arguments.set} - OF_MACHINE
+    changed = {text.partition("=")[0] for text in arguments.set} - PLACES
     if changed and arguments.archives == ARCHIVES:
         parser.error(f"--set {', '.join(sorted(changed))} is for a trial: name other --archives")
     if missing := [str(folder) for folder in arguments.lend if not folder.is_dir()]:

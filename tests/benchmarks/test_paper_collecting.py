@@ -130,6 +130,9 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
     longer.write_text(STUDY.replace("epochs = 2", "epochs = 3"))
     with pytest.raises(UsageError, match=r"has epochs 2, and batches.toml has 3"):
         check_settings(longer, folder)
+    longer.write_text(STUDY.replace("epochs = 2", 'epochs = 2\ncompile = "on"'))
+    with pytest.raises(UsageError, match=r"has compile off, and batches.toml has on"):
+        check_settings(longer, folder)  # a setting that the file leaves open may differ
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ OPT_HELP = (
 SCHED_HELP = (
     "learning rate after the ramp: constant, linear, power (as (1 − t)^0.7; others as in "
     "power:0.5), cosine, step (× 0.3 every 40 epochs; others as in step:0.3,17.7% and "
-    "step:0.94,2ep), inverse (1/t, half the peak after an epoch or as in inverse:10%), "
+    "step:0.94,2ep), inverse (1/(1 + t), half the peak after an epoch or as in inverse:10%), "
     "rescaled (× 0.3 at 2/7, 4/7 and 6/7 of the steps after the ramp)"
 )
 

@@ -53,8 +53,8 @@ def guard(model: nn.Module, optimizer: object) -> Guard:
     loaded weights, or if the next switch to training loses them. It does not if the optimizer
     loads a state too, or takes a step first.
 
-    It covers the model's parts and wrappers around the model,
-    but not copies of it, nor `torch.save` of the whole module, which makes no state dict.
+    It covers the model's parts and wrappers around the model, but not copies of it, nor
+    `torch.save` of the whole module, which makes no state dict.
 
     Args:
         model: the model, after it was moved, wrapped or sharded.

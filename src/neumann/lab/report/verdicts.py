@@ -38,8 +38,7 @@ def state_verdict(study: Study) -> Verdict:
         planned = format_count(comparison.seeds * len(comparison.rows), "run")
         warnings.append(
             f"Unfinished: {comparison.missing} of {planned} {_have(comparison.missing)} "
-            "not finished. "
-            "What follows is about the others."
+            "not finished. What follows is about the others."
         )
     warnings += [text for arm in study.sensitivities if (text := arm.warning()) is not None]
     if comparison is not None:
