@@ -105,7 +105,7 @@ class LanguageContest:
             self._continue_search(arm, length, known)
         for arm, length in _shuffle(search for search in rest if search not in begun):
             self._continue_search(arm, length, known)
-        for length in _shuffle(LENGTHS.items()):
+        for length in _shuffle((*LENGTHS.items(), LONGER)):
             self._try_rows(length, known)
 
     def _freeze_finalists(self) -> None:

@@ -12,6 +12,7 @@ from benchmarks.language import contest_stages
 from benchmarks.language.contest_stages import (
     COORDINATES,
     LENGTHS,
+    LONGER,
     MIDDLE,
     OURS,
     ROWS,
@@ -49,7 +50,7 @@ def test_every_finalist_gets_as_many_runs(contest):
 
 def test_rows_are_tried_at_the_best_setting_of_muon(contest):
     """With the same rates of embeddings and output layer, momenta and decay per run."""
-    for batch, steps in LENGTHS.items():
+    for batch, steps in (*LENGTHS.items(), LONGER):
         best = contest.rank_settings("muon by norm", batch, steps)[0]
         start = find_point(best, steps, fine=True)
         tried = [find_point(s, steps, fine=True) for s in contest.rank_settings(ROWS, batch, steps)]
@@ -185,7 +186,7 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
         if key.stage == "tune" and (key.tokens_per_step, key.steps) == length
     ]
     counts = Counter(setting.arm for setting in tuned)
-    assert set(counts) == {OURS, "muon by norm"}
+    assert set(counts) == {OURS, "muon by norm", ROWS}
     assert all(3 <= count <= contest_stages.RUNS_OF_RATE for count in counts.values())
     half = contest.rank_settings(OURS, MIDDLE, 200)[0]
     first = next(setting for setting in tuned if setting.arm == OURS)
