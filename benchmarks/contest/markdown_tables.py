@@ -7,7 +7,12 @@ from typing import Any
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest.entrants import ContestLedger
 from benchmarks.contest.summary import BatchSummary, EntrantRow, average, scores_by_seed
-from neumann.lab.studies.statistics import mean_interval
+from neumann.lab.studies.statistics import (
+    correct_by_holm,
+    mean_interval,
+    paired_difference,
+    select_common_seeds,
+)
 
 HEADS = ["optimizer", "lr, decay, momentum", "held out, %", "tested, %", "n", "vs. best peer"]
 HEADS += ["p (Holm)", "running statistics, %", "s per run", "lr within a point"]
@@ -63,6 +68,31 @@ def format_overview(summaries: Sequence[BatchSummary]) -> str:
         ranked |= dict.fromkeys(name for name in best_first if rows[name]["scores"])
     lines = [[name, *(_format_tested_cell(rows.get(name)) for rows in by_name)] for name in ranked]
     return format_table(["test accuracy, %", *heads], "l" + "r" * len(heads), lines)
+
+
+def format_pairs(summaries: Sequence[BatchSummary], pairs: Mapping[str, str]) -> str:
+    """The lead of each optimizer over another at all batch sizes, paired by seed.
+
+    p is corrected by Holm's method for all cells of the table.
+    """
+    scores = [{row["entrant"]: row["scores"] for row in s["rows"]} for s in summaries]
+    found = {
+        (ours, i): paired_difference(*select_common_seeds(tested[ours], tested[rival]))
+        for ours, rival in pairs.items()
+        for i, tested in enumerate(scores)
+        if tested.get(ours) and tested.get(rival)
+    }
+    corrected = correct_by_holm([1.0 if each.p is None else each.p for each in found.values()])
+    cells = {
+        place: f"{format_difference(each.mean, each.low, each.high)}, p = {p:.2g}"
+        for (place, each), p in zip(found.items(), corrected, strict=True)
+    }
+    heads = ["points of accuracy", *(f"batch {s['batch']}" for s in summaries)]
+    lines = [
+        [f"{ours} over {rival}", *(cells.get((ours, i), "") for i in range(len(scores)))]
+        for ours, rival in pairs.items()
+    ]
+    return format_table(heads, "l" + "r" * len(scores), lines)
 
 
 def _format_row(row: EntrantRow) -> list[str]:

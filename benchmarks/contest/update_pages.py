@@ -3,8 +3,8 @@
     python -m benchmarks.contest.update_pages
 
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
-`forms` (the same for a few optimizers), a batch size, or a model and a batch size. The rest of a
-page does not change.
+`forms` (the same for a few optimizers), `pairs` (a form beside its rival), a batch size, or a model
+and a batch size. The rest of a page does not change.
 """
 
 import json
@@ -12,18 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.common.pages import fill_parts
-from benchmarks.contest.markdown_tables import format_overview, format_summary
+from benchmarks.contest.markdown_tables import format_overview, format_pairs, format_summary
 from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
 PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
-# Each form of this package, and the optimizer to compare it with.
-FORMS = {
-    "Neumann spectral": "Muon",
-    "Neumann diagonal": "AdamW",
-    "Neumann (paper)": "SGD-Nesterov",
-}
+# Each form of this package, and the optimizer to compare it with. The first pair is in all tables.
+OTHER_FORMS = {"Neumann diagonal": "AdamW", "Neumann (paper)": "SGD-Nesterov"}
+FORMS = {"Neumann spectral": "Muon", **OTHER_FORMS}
 KIND = "contest"  # of parts of a page
 
 
@@ -34,7 +31,11 @@ def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
         {**summary, "rows": [row for row in summary["rows"] if row["entrant"] in compared]}
         for summary in found["resnet9"]
     ]
-    tables = {"overview": format_overview(found["resnet9"]), "forms": format_overview(forms)}
+    tables = {
+        "overview": format_overview(found["resnet9"]),
+        "forms": format_overview(forms),
+        "pairs": format_pairs(found["resnet9"], OTHER_FORMS),
+    }
     for model, summaries in found.items():
         for summary in summaries:
             prefix = "" if model == "resnet9" else f"{model} "

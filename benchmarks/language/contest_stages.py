@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.common.coordinates import Point
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.finalists import Finalists, Length, read_finalists, write_finalists
 from benchmarks.language.language_arms import Setting
@@ -43,7 +44,9 @@ COORDINATES = (*ORDER, "slow")
 # Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
 # count. Enough to try every value beside the best setting again after the last coordinate moved.
 RUNS = {65_536: 36, MIDDLE: 44, 1_048_576: 44}
-RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS
+RUNS_OF_RATE = (
+    4  # around a point, where the learning rate alone moves: at twice the length, of ROWS
+)
 # Not among the seeds that have chosen the recipe's numbers and its options.
 SEEDS, SEEDS_OF_OTHERS = range(101, 111), range(101, 106)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -99,8 +102,9 @@ class LanguageContest:
         first = [(arm, middle) for arm in self.list_tuned()]
         others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
         rest = list(itertools.product((OURS, self.find_muon()), others))
-        # What has begun need not wait for the middle batch, whose best is where others start.
-        begun = [search for search in rest if self._has_runs(*search, known)]
+        # What has begun need not wait for the middle batch, whose best is where others start. At
+        # twice the length the learning rate alone moves, so what the middle batch finds matters.
+        begun = [each for each in rest if each[1] != LONGER and self._has_runs(*each, known)]
         for arm, length in _shuffle(first + begun):
             self._continue_search(arm, length, known)
         for arm, length in _shuffle(search for search in rest if search not in begun):
@@ -274,12 +278,16 @@ class LanguageContest:
         Coordinates that were never bracketed come first: a search that is interrupted often would
         not get to the last ones.
         """
+        middle = MIDDLE, LENGTHS[MIDDLE]
+        if length == LONGER:
+            best = self.rank_settings(arm, *middle)[0]
+            self._search_rate(arm, length, find_point(best, middle[1], fine=True), known)
+            return
         try:
             tried = self.rank_settings(arm, *length, known)
             start = find_point(tried[0], length[1], fine=True)
             neglected = self.find_unbracketed(arm, *length, known, anywhere=True)
         except MissingRunError:
-            middle = MIDDLE, LENGTHS[MIDDLE]
             tried, neglected, best = [], [], self.rank_settings(arm, *middle)[0]
             start = find_point(best, middle[1], fine=True)
         batch, steps = length
@@ -287,8 +295,8 @@ class LanguageContest:
             self._runner,
             arm,
             functools.partial(self._make_tuning_key, batch, steps),
-            ("lr",) if length == LONGER else sorted(COORDINATES, key=lambda x: x not in neglected),
-            RUNS_OF_RATE if length == LONGER else RUNS[batch],
+            sorted(COORDINATES, key=lambda x: x not in neglected),
+            RUNS[batch],
             start=start,
             steps=steps,
             fine=True,
@@ -300,20 +308,23 @@ class LanguageContest:
 
         The scaling of steps matters more than the rows, and NorMuon has another one.
         """
-        batch, steps = length
-        best = self.rank_settings(self.find_muon(), batch, steps)[0]
-        start = find_point(best, steps, fine=True)
-        try:
-            ranked = self.rank_settings(ROWS, batch, steps, known)
-        except MissingRunError:
-            ranked = []
+        best = self.rank_settings(self.find_muon(), *length)[0]
+        self._search_rate(ROWS, length, find_point(best, length[1], fine=True), known)
 
-        def is_around(setting: Setting) -> bool:  # and not around what was Muon's best before
+    def _search_rate(
+        self, arm: str, length: tuple[int, int], start: Point, known: Collection[RunKey]
+    ) -> None:
+        """Learning rates around a point. Runs around what was the best point before stay apart."""
+        batch, steps = length
+
+        def is_around(setting: Setting) -> bool:
             return {**find_point(setting, steps, fine=True), "lr": start["lr"]} == start
 
+        begun = self._has_runs(arm, length, known)
+        ranked = self.rank_settings(arm, *length, known) if begun else []
         search_setting(
             self._runner,
-            ROWS,
+            arm,
             functools.partial(self._make_tuning_key, batch, steps),
             ("lr",),
             RUNS_OF_RATE,

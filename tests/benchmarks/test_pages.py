@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common.pages import list_parts
 from benchmarks.contest.draw_figure import draw_contest
-from benchmarks.contest.markdown_tables import format_overview, format_summary
+from benchmarks.contest.markdown_tables import format_overview, format_pairs, format_summary
 from benchmarks.contest.update_pages import KIND, PAGES, SUMMARY, fill_page
 
 
@@ -48,6 +48,20 @@ def test_overview_lists_the_tested_best_first():
         "| Muon | 94.00 ± 0.10 | 94.10 ± 0.10 |",
         "| LAMB | 93.00 ± 0.10 | 88.00 ± 0.10 |",
         "| LARS | 93.50 ± 0.10 |  |",
+    ]
+
+
+def test_pairs_are_matched_by_seed_and_corrected_together():
+    """Pairs that differ by 2 and 6 have t = 2 and p = 0.295; Holm doubles it for two of them."""
+    ours = row("diagonal", 0, scores={"0": 92.0, "1": 97.0, "2": 50.0})
+    rival = row("AdamW", 0, scores={"0": 90.0, "1": 91.0})
+    batches = [{"batch": batch, "rows": [ours, rival]} for batch in (512, 2048)]
+    batches.append({"batch": 8192, "rows": [ours, untested("AdamW")]})
+    cell = "+4.00 [−21.41, +29.41], p = 0.59"
+    assert format_pairs(batches, {"diagonal": "AdamW"}).splitlines() == [
+        "| points of accuracy | batch 512 | batch 2048 | batch 8192 |",
+        "| --- | --: | --: | --: |",
+        f"| diagonal over AdamW | {cell} | {cell} |  |",
     ]
 
 
