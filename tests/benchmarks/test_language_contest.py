@@ -195,6 +195,22 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
     assert len(contest.find_losses("test", *length, finalist)) == 5
 
 
+def test_when_half_the_length_finds_a_better_setting_twice_the_length_tries_it(tmp_path):
+    """Only the learning rate moves there, so the other coordinates come from half the length."""
+    contest = run_stages(tmp_path, invent, ("screen", "tune"))
+    batch, steps = contest_stages.LONGER
+    before = contest.rank_settings(OURS, MIDDLE, 200)[0]
+    better = {**find_point(before, 200, fine=True), "output": 180.0}
+    contest.ledger.add(
+        contest.make_key("tune", MIDDLE, 200, make_setting(OURS, better, 200), 0), invent_loss(1.5)
+    )
+    again = run_stages(tmp_path, invent, ("tune",))
+    tried = [find_point(s, steps, fine=True) for s in again.rank_settings(OURS, batch, steps)]
+    around = [point for point in tried if {**point, "lr": 0} == {**better, "lr": 0}]
+    assert better in around
+    assert 3 <= len(around) <= contest_stages.RUNS_OF_RATE
+
+
 def test_tests_have_fresh_seeds_and_ten_of_them(contest):
     tested = [key for key in contest.ledger.runs if key.stage in ("test", "saving")]
     assert min(key.seed for key in tested) == 101  # lower ones have chosen settings and options
