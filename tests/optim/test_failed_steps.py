@@ -296,6 +296,62 @@ def test_control_c_waits_for_the_update(monkeypatch):
     optimizer.step()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="not on Windows")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_handler_that_saves_waits_for_the_update_too(name):
+    """As SLURM sends, or a cloud that takes its machine back."""
+    model, optimizer = build("single")
+    saved = []
+
+    def save(number, frame):
+        saved.append(optimizer.state_dict())
+        raise TimeoutError("preempted")
+
+    number = getattr(signal, name)
+    before = signal.signal(number, save)
+    update = reference.update_single
+
+    def signalled(*arguments):
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        update(*arguments)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reference, "update_single", signalled)
+            with pytest.raises(TimeoutError, match="preempted"):
+                optimizer.step()
+        assert signal.getsignal(number) is save
+    finally:
+        signal.signal(number, before)
+    assert len(saved) == 1
+    set_gradients(model)
+    optimizer.step()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="not on Windows")
+def test_every_signal_that_was_held_back_is_delivered():
+    seen = []
+
+    def stop(number, frame):
+        seen.append(number)
+        raise TimeoutError("preempted")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(TimeoutError, match="preempted") as caught:
+            run_uninterrupted(raise_two_signals)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+
+
+def raise_two_signals():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGUSR1)
+
+
 def test_signals_are_left_alone_where_nothing_could_raise():
     seen = []
 

@@ -250,6 +250,18 @@ def test_flags_that_run_here_are_adopted(recwarn):
     assert not recwarn.list
 
 
+def test_names_stay_those_of_the_model_that_loads():
+    """A checkpoint of a compiled model, or of DDP, has longer names."""
+    model, _ = model_and_optimizer()
+    wrapped = torch.compile(model, backend="eager")
+    saved = Neumann(wrapped.named_parameters(), lr=0.1, warmup_steps=0, reset_steps=0)
+    assert next(iter(saved.eval_params())) == "_orig_mod.0.weight"
+    _, optimizer = model_and_optimizer()
+    optimizer.load_state_dict(saved.state_dict())
+    assert list(optimizer.eval_params()) == [name for name, _ in model.named_parameters()]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
+
+
 # ---------------------------------------------------------------------- groups added after a load
 
 

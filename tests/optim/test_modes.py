@@ -166,6 +166,36 @@ def test_frozen_parameters_are_listed_unchanged():
         assert torch.equal(model[2].weight, optimizer.eval_params()["2.weight"])
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_a_layer_frozen_in_the_middle_is_the_same_in_both_modes(options):
+    """From the next step on; what is frozen for an inference only loses nothing."""
+    model, optimizer = model_and_optimizer(reset_steps=0, **options)
+    other, twin = model_and_optimizer(reset_steps=0, **options)
+    train(model, optimizer, 6)
+    train(other, twin, 6)
+    model.requires_grad_(False)
+    with optimizer.evaluating():
+        assert not torch.equal(model[0].weight, other[0].weight)
+    model.requires_grad_(True)
+    train(model, optimizer, 1, start=6)
+    train(other, twin, 1, start=6)
+    assert equal(weights(model), weights(other))
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.clone()
+    train(model, optimizer, 2, start=7)
+    with optimizer.evaluating():
+        assert torch.equal(model[0].weight, frozen)
+        assert not torch.equal(model[2].weight, optimizer.state[model[2].weight]["weights"])
+    model[0].requires_grad_(True)
+    train(model, optimizer, 1, start=9)
+    assert not torch.equal(model[0].weight, frozen)
+    with optimizer.evaluating():
+        assert not torch.equal(model[0].weight, optimizer.state[model[0].weight]["weights"])
+    model[0].requires_grad_(False)  # once more
+    train(model, optimizer, 1, start=10)
+    assert not optimizer.state[model[0].weight]["iterate"].any()
+
+
 def test_a_group_added_in_evaluation_mode():
     model, optimizer = model_and_optimizer(named=False)
     train(model, optimizer, 6)

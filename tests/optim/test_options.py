@@ -100,6 +100,8 @@ def test_missing_and_repeated_parameters_are_refused():
         Neumann(groups, lr=0.1, **CLOCK)
     with pytest.raises(ValueError, match=r"conjugate view, number 0, .* pass its resolve_conj"):
         Neumann([nn.Parameter(torch.ones(2, dtype=torch.complex64).conj())], lr=0.1, **CLOCK)
+    with pytest.raises(ValueError, match=r"expanded tensor, number 1, .* pass the tensor that it"):
+        Neumann([p, nn.Parameter(torch.zeros(1).expand(5))], lr=0.1, **CLOCK)
     with pytest.raises(ValueError, match="more than one parameter group"):
         Neumann([{"params": [p]}, {"params": [p]}], lr=0.1, **CLOCK)
     with pytest.raises(TypeError, match="must be a dict"):

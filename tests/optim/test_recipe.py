@@ -94,6 +94,25 @@ def test_a_longer_run_says_which_length_counts():
         longer.load_state_dict(schedule.state_dict())
 
 
+def test_layers_that_are_added_later_join_schedule_and_decay():
+    """As the docs say: one group of `param_groups` at a time."""
+    model = make()
+    model.hidden.requires_grad_(False)
+    optimizer, schedule = neumann.large_batch(model, steps=20)
+    take_steps(model, optimizer, schedule, 10)
+    model.hidden.requires_grad_(True)
+    known = {p for group in optimizer.param_groups for p in group["params"]}
+    for group in neumann.param_groups(model):
+        late = [(name, p) for name, p in group["params"] if p not in known]
+        if late:
+            optimizer.add_param_group({**group, "params": late})
+    take_steps(model, optimizer, schedule, 5)
+    decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays["hidden"] == decays["output"] == choose_weight_decay(model, 20)
+    assert decays["vector"] == 0
+    assert len({group["lr"] for group in optimizer.param_groups}) == 1
+
+
 def test_an_output_layer_alone():
     """A linear probe: everything but the last layer is frozen."""
     model = make()

@@ -115,6 +115,28 @@ def test_groups_keep_their_ratio(build):
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+def test_a_group_added_later_follows_the_schedule(build, tensor):
+    """Its learning rate is the peak, as it was for the others, and a resumed run has the same."""
+    make_rate = torch.tensor if tensor else float
+    optimizer = sgd(make_rate(0.1))
+    schedule = build(optimizer)
+    for step in range(12):
+        if step == 3:
+            late = {"params": [torch.nn.Parameter(torch.ones(1))], "lr": make_rate(0.7)}
+            optimizer.add_param_group(late)
+        if step == 8:
+            saved = schedule.state_dict()
+            schedule = build(optimizer)
+            schedule.load_state_dict(saved)
+        optimizer.step()
+        schedule.step()
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if step >= 3:
+            assert rates[1] == pytest.approx(7 * rates[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_a_tensor_learning_rate_is_changed_in_place(build):
     rate = torch.tensor(0.1, dtype=torch.float64)
     optimizer, plain = sgd(rate), sgd(0.1)

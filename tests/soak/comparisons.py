@@ -116,6 +116,10 @@ class Beside:
         oracle.step(given)
         for group, decay in zip(oracle.groups, decays, strict=True):
             group.weight_decay = decay
+        for group, ours, row in zip(oracle.groups, optimizer.param_groups, given, strict=True):
+            for i, (p, g) in enumerate(zip(ours["params"], row, strict=True)):
+                if g is None and not p.requires_grad:  # its series has ended
+                    group.iterate[i] = np.zeros_like(group.iterate[i])
 
     def _direction(
         self, index: int, i: int, g: np.ndarray | None, maximize: bool

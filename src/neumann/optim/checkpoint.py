@@ -45,6 +45,7 @@ def prepare(
     checks.check_fits(groups, names, state_dict)
     saved = memory.resolve_names(groups, state_dict["param_groups"])
     saved = [{**optimizer.defaults, **options.to_plain(group)} for group in saved]
+    _keep_own_names(saved, groups)
     checks.check_options(saved)
     checks.check_state(groups, names, {**state_dict, "param_groups": saved})
     memory.check_memory(groups, saved, state_dict["state"], names)
@@ -54,6 +55,13 @@ def prepare(
         for index, entry in state_dict["state"].items()
     }
     return {**state_dict, "param_groups": saved, "state": state}
+
+
+def _keep_own_names(saved: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+    """Wrappers around the model, such as DDP, add to names, and this model may lack them."""
+    for group, ours in zip(saved, own, strict=True):
+        if "param_names" in ours:
+            group["param_names"] = list(ours["param_names"])
 
 
 def _fit_to_machine(

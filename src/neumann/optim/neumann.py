@@ -287,15 +287,15 @@ class Neumann(Optimizer):
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss.
 
         A parameter without a gradient keeps w, m, δ and P's memory: no update, no decay. The clock
-        advances, its δ still counts in r, and a reset sets its m to 0. One that never had a
-        gradient and requires none has no state.
+        advances, its δ still counts in r, and a reset sets its m to 0, as does freezing it. One
+        that never had a gradient and requires none has no state.
 
         A step that raises before its update begins changes nothing: bad options, a sparse gradient,
         an error in the closure or in P, running out of memory while it prepares. Weights, m, δ, the
         clock and the count of skipped steps are as before; only P's own memory may have taken in
-        the gradient. Ctrl-C waits for the end of an update. If the update itself fails, on a broken
-        device for example, some weights have moved and others have not: then `step`, `train`,
-        `eval` and `state_dict` raise until a checkpoint is loaded.
+        the gradient. Ctrl-C and SIGTERM wait for the end of an update. If the update itself fails,
+        on a broken device for example, some weights have moved and others have not: then `step`,
+        `train`, `eval` and `state_dict` raise until a checkpoint is loaded.
         """
         traced = torch.compiler.is_compiling()
         self._refuse_cut_short()
@@ -327,7 +327,7 @@ class Neumann(Optimizer):
             self._warned_of_momentum = options.warn_of_cycled_momentum(self.param_groups)
         self._reconcile()
         store = self._store
-        groups = self._gather()
+        groups = gathered = self._gather()
         if not self._warned_of_gradients:
             gradients = [group.gradients for group in groups]
             self._warned_of_gradients = options.warn_of_missing_gradients(gradients)
@@ -355,6 +355,7 @@ class Neumann(Optimizer):
             self._cut_short = True
             store.count_skipped(counted)
             update()
+            store.end_frozen(gathered)
             if store.drop_averages(groups):
                 self._distance.forget()
             self._watch.remember(weights)
@@ -375,6 +376,7 @@ class Neumann(Optimizer):
         self._backend.finish_distance(squared)
         scalars = Scalars(store.scalars[CLOCK], squared, squared, grad_scale, found_inf)
         step_traced(groups, store.step_options(self._distance.variables), scalars)
+        store.end_frozen(groups)
         self._watch.remember([])  # versions are unknown before the graph has run
 
     def _gather(self) -> list[Tensors]:

@@ -143,6 +143,18 @@ def check_parameters(entries: Sequence[Any], taken: set[str]) -> None:
                 f"params holds a conjugate view, {called}, which has no memory of its own to "
                 "update: pass its resolve_conj()"
             )
+        if isinstance(parameter, Tensor) and _overlaps(parameter):
+            raise ValueError(
+                f"params holds an expanded tensor, {called}, whose elements share memory: pass "
+                "the tensor that it was expanded from, or its clone()"
+            )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether a dimension repeats the same memory, as `expand` makes it."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return False
+    return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def check_group(group: Mapping[str, Any]) -> None:

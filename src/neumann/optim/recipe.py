@@ -103,7 +103,8 @@ def large_batch(
     )
     if slow_momentum:
         add_slow_momentum(groups, steps, slow_momentum)
-    optimizer = Neumann(groups, lr, **optimizer_options)
+    # The decay is in the groups already; here it is for those that are added later.
+    optimizer = Neumann(groups, lr, weight_decay=weight_decay, **optimizer_options)
     total = int(steps * schedule_calls)
     ramp_steps = max(1, round(ramp * total)) if ramp else 0
     if power == 1:

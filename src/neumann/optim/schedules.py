@@ -109,10 +109,11 @@ class _RampedSchedule(LRScheduler):
             warn_caller(
                 f"the loaded schedule has {loaded} steps and this one was built for {ours}; it "
                 f"continues with {loaded}. For a run of {ours} steps, set its total_steps to "
-                f"{ours} after loading",
+                f"{ours} after loading, and the weight decay if it depends on them",
             )
 
     def get_lr(self) -> list[float | Tensor]:
+        self._adopt_groups()
         step = self.last_epoch
         if step >= self.ramp_steps:
             multiplier = self.scale * self.factor_after_ramp(step - self.ramp_steps)
@@ -121,6 +122,14 @@ class _RampedSchedule(LRScheduler):
         else:
             multiplier = 1 + (self.scale - 1) * step / self.ramp_steps
         return [base * multiplier for base in self.base_lrs]
+
+    def _adopt_groups(self) -> None:
+        """Take in groups that `add_param_group` has added since: their learning rate is η."""
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            if "initial_lr" not in group:
+                lr = group["lr"]
+                group["initial_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
+            self.base_lrs.append(group["initial_lr"])
 
 
 class LinearScaling(_RampedSchedule):

@@ -39,6 +39,7 @@ class StateStore:
         self.scalars: dict[str, Tensor] = {}  # of the optimizer: clock, r², skipped steps
         self.momenta: list[Tensor] = []  # of each group: μ of the last completed step
         self.made_for: list[Any] = []  # of each group: the P that its state was made for
+        self._ended: set[Tensor] = set()  # frozen parameters whose m was set to 0
 
     def bind(self, groups: list[dict[str, Any]], state: Any) -> None:
         """Work on these groups and this state from now on."""
@@ -212,6 +213,20 @@ class StateStore:
         return Tensors(
             weights, gradients, iterates, offsets, parameters, states, options, self.momenta[index]
         )
+
+    def end_frozen(self, gathered: list[Tensors]) -> None:
+        """Set m of parameters that were frozen to 0.
+
+        The rest of the network adapts to their w from now on, so w − μm must not differ from it.
+        """
+        frozen = dict(pair for tensors in gathered for pair in tensors.find_frozen())
+        if not torch.compiler.is_compiling():
+            frozen, self._ended = (
+                {p: m for p, m in frozen.items() if p not in self._ended},
+                set(frozen),
+            )
+        for m in frozen.values():
+            m.zero_()
 
     def drop_averages(self, gathered: list[Tensors]) -> bool:
         """Drop the averages if forces were switched off; returns whether there were any."""

@@ -67,6 +67,14 @@ class Tensors:
         """The parameters that have none: they keep w, m and δ, but a reset sets m to 0."""
         return self.select([g is None for g in self.gradients])
 
+    def find_frozen(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that have no gradient and require none, each with its m."""
+        if all(g is not None for g in self.gradients):
+            return []
+        resting = self.without_gradient()
+        pairs = zip(resting.parameters, resting.iterates, strict=True)
+        return [(p, m) for p, m in pairs if not p.requires_grad]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Any, Tensor, Tensor | None]]:
         """w, g, m and δ of each parameter."""
         offsets = self.offsets if self.offsets is not None else [None] * len(self.weights)

@@ -174,6 +174,11 @@ def test_refused_options(options):
         Spectral(**options)
 
 
+def test_momentum_that_would_never_run_is_refused():
+    with pytest.raises(ValueError, match="has a `before` of its own, which would never run"):
+        Spectral(vectors=Diagonal(before=Momentum(0.9)))
+
+
 def test_both_parts_of_spectral_may_keep_the_same_state_names():
     """Diagonal for both: each has a state of its own."""
     preconditioner = Spectral(scale=1.0, before=Diagonal())

@@ -62,6 +62,11 @@ class Spectral:
         for option, given in (("vectors", self.vectors), ("before", self.before)):
             if not is_preconditioner(given) and (given is not None or option == "vectors"):
                 raise ValueError(f"{option} must be a Preconditioner, got {given!r}")
+        if getattr(self.vectors, "before", None) is not None:
+            raise ValueError(
+                f"vectors={self.vectors!r} has a `before` of its own, which would never run: pass "
+                "it as `before` of Spectral, which acts on vectors too"
+            )
 
     def __repr__(self) -> str:
         """A checkpoint names P by this; the view is left out where there is none, as in 0.1."""
