@@ -8,7 +8,7 @@ from torch import nn
 
 from neumann import Neumann
 from neumann.optim.groups import DEFAULTS, RoleOptions, default_options, param_groups
-from neumann.optim.preconditioners import Diagonal, Momentum, Spectral
+from neumann.optim.preconditioners import NAMED, Diagonal, Momentum, Spectral
 
 
 class Network(nn.Module):
@@ -207,6 +207,8 @@ def test_hidden_matrices_of_deep_networks_take_smaller_steps():
 
     assert find(36) == [1.0, 1.0]  # fused and plain
     assert find(9) == [pytest.approx(2**0.5)] * 2
+    (one,) = param_groups(nn.Linear(8, 8), roles={"weight": "hidden"})[:1]
+    assert one["precondition"].scale == pytest.approx(6**0.5)
     with pytest.raises(ValueError, match="depth must be None or an integer of at least 1, got 0"):
         RoleOptions("spectral", decay=True, depth=0)
 
@@ -251,6 +253,13 @@ def test_a_scale_is_a_multiple_of_the_learning_rate():
         moves.append(model.weight.detach() - before)
     assert moves[0].abs().max() > 0
     torch.testing.assert_close(moves[1], 3 * moves[0])
+
+
+def test_a_spectral_p_of_vectors_has_the_scale_of_the_role():
+    vectors = RoleOptions("spectral", decay=False, scale=0.05)
+    groups = param_groups(Network(), options={"vector": vectors})
+    (found,) = {group["precondition"] for group in groups if group["role"] == "vector"}
+    assert found.vectors.scale == pytest.approx(0.05 * NAMED["spectral"].vectors.scale)
 
 
 def test_it_trains_and_resumes():

@@ -154,6 +154,27 @@ def test_average_params_follow_the_printed_recursion():
                 assert torch.allclose(found, expected, rtol=1e-12)
 
 
+def test_an_average_that_starts_now_is_a_copy_of_the_weights():
+    model, optimizer = model_and_optimizer(cubic=0.0, repulsive=0.0)
+    train(model, optimizer, 6)
+    optimizer.param_groups[0]["cubic"] = 0.1
+    average = optimizer.average_params()["0.weight"]
+    assert torch.equal(average, model[0].weight)
+    assert average.data_ptr() != model[0].weight.data_ptr()
+
+
+def test_evaluation_weights_are_rounded_once():
+    """w − μm of bfloat16 weights is computed in float32."""
+    generator = torch.Generator().manual_seed(0)
+    w, m = (torch.randn(1_000, generator=generator).bfloat16() for _ in "wm")
+    p = nn.Parameter(w.clone())
+    optimizer = Neumann([p], lr=0.1, warmup_steps=0, reset_steps=0)
+    optimizer.state[p]["iterate"].copy_(m)
+    optimizer.state[p]["momentum"].fill_(0.9)
+    optimizer.eval()
+    assert torch.equal(p, (w.float() - 0.9 * m.float()).bfloat16())
+
+
 def test_frozen_parameters_are_listed_unchanged():
     model, _ = model_and_optimizer()
     model[0].requires_grad_(False)
@@ -161,6 +182,7 @@ def test_frozen_parameters_are_listed_unchanged():
     train(model, optimizer, 8)
     for found in (optimizer.eval_params(), optimizer.average_params()):
         assert torch.equal(found["0.weight"], model[0].weight)
+        assert found["0.weight"].data_ptr() != model[0].weight.data_ptr()
         assert not torch.equal(found["2.weight"], model[2].weight)
     with optimizer.evaluating():
         assert torch.equal(model[2].weight, optimizer.eval_params()["2.weight"])

@@ -40,6 +40,7 @@ def test_fractional_growth_rounds_half_up():
 def test_no_interval_means_one_reset():
     timetable = Timetable(2, 0, 2.0)
     assert resets(timetable, 500) == [1]
+    assert timetable.next_reset(1) == 1
     assert timetable.next_reset(2) is None
 
 

@@ -194,6 +194,12 @@ def test_weight_decay_follows_from_lr_and_steps():
     assert 0.03 * choose_weight_decay(image, 200) * 200 == pytest.approx(10.0)
     mixed = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), *map(nn.Linear, [8] * 4, [8] * 4))
     assert 0.03 * choose_weight_decay(mixed, 100) * 100 == pytest.approx(2.5)
+    frozen = {f"{layer}.weight": "frozen" for layer in range(2, 5)}  # what is left has a norm
+    optimizer, _ = neumann.large_batch(mixed, steps=100, roles=frozen)
+    assert optimizer.param_groups[0]["weight_decay"] == choose_weight_decay(
+        mixed, 100, roles=frozen
+    )
+    assert 0.03 * optimizer.param_groups[0]["weight_decay"] * 100 == pytest.approx(7.5)
     assert choose_weight_decay(model, steps=1, lr=0.5) == pytest.approx(0.15)  # 7.5 % per step
     assert choose_weight_decay(model, steps=10, lr=0.0) == 0.0
     assert choose_weight_decay(model, 100, torch.tensor(0.03)) == pytest.approx(2.5 / 3)

@@ -43,6 +43,13 @@ def test_no_process_has_much_more_than_its_share(processes):
     assert busiest <= 1.05 * (sum(costs) / processes + max(costs))
 
 
+def test_the_largest_matrices_are_dealt_out_first():
+    """Costs 5, 4, 3, 1 and 1 for two processes: 7 and 7, and 9 and 5 with the smallest first."""
+    matrices = [matrix(1, columns) for columns in (1, 3, 5, 1, 4)]
+    plans = [make_plan(matrices, (2,), (place,)) for place in range(2)]
+    assert [plan.operations for plan in plans] == [7 * 20, 7 * 20]
+
+
 def test_fewer_matrices_than_processes_have_one_each():
     assert divide([5, 5, 1], 8) == [0, 2, 5]
     assert divide([7], 3) == [0]
