@@ -160,7 +160,7 @@ def test_old_imports_still_work():
 
 
 # The rooms of the lab, from the bottom up.
-FLOORS = ("storage", "data", "models", "training", "studies", "report", "commands")
+FLOORS = ("storage", "data", "models", "optimizers", "training", "studies", "report", "commands")
 
 
 def test_the_floors_of_the_lab():

@@ -32,7 +32,7 @@ def create_parser(
 def describe_environment(device: torch.device | str, commit: str | None = None) -> dict[str, Any]:
     """Command, commit, date, hardware and versions: what every published number needs beside it."""
     # Here, because an older version of the library, which a script may measure, has it elsewhere.
-    from neumann.lab.storage import environment
+    from neumann.lab.training import environment
 
     about = environment.describe_environment()
     spec = sys.modules["__main__"].__spec__

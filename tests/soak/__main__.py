@@ -132,7 +132,7 @@ def print_table(outcomes: list[Outcome]) -> None:
 def describe(
     outcomes: list[Outcome], arguments: argparse.Namespace, seconds: float
 ) -> dict[str, Any]:
-    from neumann.lab.storage.environment import describe_environment
+    from neumann.lab.training.environment import describe_environment
 
     found = describe_environment()
     git = found["git"] or {}

@@ -42,7 +42,7 @@ def prepare(
     """
     checks.check_form(state_dict)
     groups = optimizer.param_groups
-    checks.check_fits(groups, names, state_dict)
+    checks.check_fits(groups, state_dict)
     saved = memory.resolve_names(groups, state_dict["param_groups"])
     saved = [{**optimizer.defaults, **options.to_plain(group)} for group in saved]
     _keep_own_names(saved, groups)

@@ -65,9 +65,7 @@ def _has_state(state_dict: Mapping[str, Any]) -> bool:
     return isinstance(state, dict) and all(isinstance(entry, dict) for entry in state.values())
 
 
-def check_fits(
-    groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str], state_dict: Mapping[str, Any]
-) -> None:
+def check_fits(groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
     """Raise, saying what differs, for a state dict of another model or another optimizer."""
     saved_groups, state = state_dict["param_groups"], state_dict["state"]
     if len(saved_groups) != len(groups):

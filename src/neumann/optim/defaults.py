@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neumann.optim.options import check_group, has_forces, to_plain
+from neumann.optim.options import check_group, keeps_average, to_plain
 from neumann.validation import is_number, require
 
 # The paper's, and what measurements favor under P (docs/contests.md). A P with a momentum of
@@ -72,12 +72,14 @@ def refuse_mixed_group(
 ) -> None:
     """Raise if a group with P would join the paper's defaults without anyone having said so."""
     paper = any(other["precondition"] is None for other in known)
-    forced = has_forces(group) or group["warmup_steps"] or group["reset_steps"]
+    forced = keeps_average(group) or group["warmup_steps"] or group["reset_steps"]
     if group["precondition"] is not None and paper and forced:
         _refuse_mixture(explicit)
 
 
-def refuse_plain_group(given: Mapping[str, Any], merged: Mapping[str, Any], known: Any) -> None:
+def refuse_plain_group(
+    given: Mapping[str, Any], merged: Mapping[str, Any], known: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise if a group would join groups with P, and get the paper's form because it names no P."""
     others = [other["precondition"] for other in known]
     if "precondition" not in given and merged["precondition"] is None and None not in others:

@@ -9,7 +9,7 @@ from torch import Tensor
 from neumann.optim.backends import Backend
 from neumann.optim.distance import distance_squared
 from neumann.optim.distributed import Sharding
-from neumann.optim.options import has_forces
+from neumann.optim.options import keeps_average
 from neumann.optim.state import CLOCK, DISTANCE, OFFSET, StateStore
 from neumann.optim.tensors import Tensors
 
@@ -29,7 +29,7 @@ class DistanceTracker:
         if self._sharding is not None:
             clock, squared = self._store.scalars[CLOCK], self._store.scalars[DISTANCE]
             self._sharding.sums_are_known = int(clock) == 0  # at first every δ is 0
-            if not has_forces(self._store.groups[0]):
+            if not keeps_average(self._store.groups[0]):
                 squared.zero_()  # no step will measure it
         elif not is_known:
             self.measure()
@@ -57,7 +57,7 @@ class DistanceTracker:
         self, sharding: Sharding, groups: list[Tensors], flag: Tensor | None
     ) -> Tensor | None:
         """Learn r² and the flag from all processes."""
-        forces = has_forces(self._store.groups[0])
+        forces = keeps_average(self._store.groups[0])
         if forces and not sharding.sums_are_known:
             self._backend.measure(sharding.split(groups), sharding.sums)
             sharding.sums_are_known = True

@@ -40,7 +40,7 @@ from neumann.optim.distributed import (
 )
 from neumann.optim.dtensor import local_part
 from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
-from neumann.optim.options import has_forces
+from neumann.optim.options import keeps_average
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
 from neumann.optim.preconditioners.exchange import Exchange, find_exchange
@@ -332,7 +332,7 @@ class Neumann(Optimizer):
             gradients = [group.gradients for group in groups]
             self._warned_of_gradients = options.warn_of_missing_gradients(gradients)
         store.follow_preconditioners(groups)
-        watched = has_forces(self.param_groups[0])
+        watched = keeps_average(self.param_groups[0])
         weights = [w for group in groups for w in group.weights] if watched else []
         self._watch.compare(weights, store.name_of)
         found_inf, counted = self._agree_on_skipping(groups)
@@ -520,7 +520,7 @@ class Neumann(Optimizer):
     @torch.no_grad()
     def average_params(self) -> dict[str, Tensor] | list[Tensor]:
         """Copies of the moving average v of the weights, in the form of :meth:`eval_params`."""
-        if not has_forces(self.param_groups[0]):
+        if not keeps_average(self.param_groups[0]):
             raise RuntimeError(
                 "the average is kept only if a force needs it, and cubic and repulsive are 0"
             )

@@ -96,7 +96,7 @@ class StepOptions:
         return bool(self.cubic or self.repulsive)
 
 
-def has_forces(group: Mapping[str, Any]) -> bool:
+def keeps_average(group: Mapping[str, Any]) -> bool:
     """Whether a group has forces, and therefore an average to keep."""
     return bool(group["cubic"] or group["repulsive"])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neumann.optim.distance import scalar_dtype
 from neumann.optim.dtensor import local_gradient, local_part
-from neumann.optim.options import StepOptions, check_preconditioner, has_forces
+from neumann.optim.options import StepOptions, check_preconditioner, keeps_average
 from neumann.optim.phases import Timetable, momentum_at
 from neumann.optim.preconditioners.memory import create_memory, load_memory
 from neumann.optim.tensors import Tensors
@@ -86,7 +86,7 @@ class StateStore:
         state.update(self.scalars)
         state[MOMENTUM] = self.momenta[index]
         state[ITERATE] = make_zeros(p, group)
-        if has_forces(group):
+        if keeps_average(group):
             state[OFFSET] = make_zeros(p, group)
         state.update(create_memory(p, group))
         return state
@@ -188,13 +188,13 @@ class StateStore:
                 p for p in parameters if p.requires_grad or p.grad is not None or p in self.state
             ]
             states = [self.state.get(p) or self._create(p, index) for p in parameters]
-        if has_forces(group) and not all(OFFSET in state for state in states):
+        if keeps_average(group) and not all(OFFSET in state for state in states):
             for p, state in zip(parameters, states, strict=True):
                 if OFFSET not in state:  # forces were off until now: the average starts here
                     state[OFFSET] = make_zeros(p, group)
         weights, gradients = parameters, [p.grad for p in parameters]
         iterates = [state[ITERATE] for state in states]
-        offsets = [state[OFFSET] for state in states] if has_forces(group) else None
+        offsets = [state[OFFSET] for state in states] if keeps_average(group) else None
         if sharded:
             weights = [local_part(p) for p in parameters]
             gradients = list(map(local_gradient, gradients, parameters))
@@ -230,7 +230,7 @@ class StateStore:
 
     def drop_averages(self, gathered: list[Tensors]) -> bool:
         """Drop the averages if forces were switched off; returns whether there were any."""
-        if has_forces(self.groups[0]):
+        if keeps_average(self.groups[0]):
             return False
         if not any(OFFSET in state for tensors in gathered for state in tensors.states):
             return False

@@ -2,7 +2,7 @@
 
 build          the table of models: add one there
 image_models   an MLP, a CNN, ResNets for small images
-text_models    a small GPT and a GRU for characters
+text_models    a small GPT and a GRU
 gpt            a modern GPT
 timm_models    any image model of timm
 """

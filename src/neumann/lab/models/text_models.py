@@ -1,4 +1,4 @@
-"""Small models of text. For each character of a window (batch, time) they predict the next one."""
+"""Small models of text. For each token of a window (batch, time) they predict the next one."""
 
 from math import sqrt
 
@@ -16,8 +16,8 @@ class GRU(nn.Module):
         self.recurrent = nn.GRU(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, alphabet)
 
-    def forward(self, characters: Tensor) -> Tensor:
-        states, _ = self.recurrent(self.embedding(characters))
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.recurrent(self.embedding(tokens))
         logits: Tensor = self.head(states)
         return logits
 
@@ -45,11 +45,11 @@ class GPT(nn.Module):
             if name.endswith("out.weight"):  # each layer adds two branches to the residual stream
                 nn.init.normal_(parameter, std=0.02 / sqrt(2 * layers))
 
-    def forward(self, characters: Tensor) -> Tensor:
-        time = characters.shape[1]
+    def forward(self, tokens: Tensor) -> Tensor:
+        time = tokens.shape[1]
         if time > len(self.position):
-            raise ValueError(f"a window may have {len(self.position)} characters, got {time}")
-        stream: Tensor = self.embedding(characters) + self.position[:time]
+            raise ValueError(f"a window may have {len(self.position)} tokens, got {time}")
+        stream: Tensor = self.embedding(tokens) + self.position[:time]
         for layer in self.layers:
             stream = layer(stream)
         logits: Tensor = self.head(self.norm(stream))

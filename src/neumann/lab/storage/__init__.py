@@ -7,5 +7,4 @@ reading        reading them, also while the run goes on
 field_types    checking a file's content against declared types
 atomic_files   files that are complete or absent
 strict_json    JSON with NaN and infinities
-environment    the code, packages and hardware that a run depends on
 """

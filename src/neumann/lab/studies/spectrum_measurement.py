@@ -23,12 +23,12 @@ from neumann.lab.config_files import list_code, parse_settings
 from neumann.lab.errors import UsageError, shorten, unknown
 from neumann.lab.models import classification_loss
 from neumann.lab.storage.atomic_files import StorageError
-from neumann.lab.storage.environment import describe_environment
 from neumann.lab.storage.field_types import find_wrong_field
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError, read_config
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.training.checkpoints import Checkpoints, LoadedCheckpoint
 from neumann.lab.training.curvature import MAX_EXAMPLES, about_as_dict, load_probe_batch
+from neumann.lab.training.environment import describe_environment
 from neumann.lab.training.loop import Training
 from neumann.lab.training.network import Network
 from neumann.lab.training.processes import Process

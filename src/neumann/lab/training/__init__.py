@@ -13,6 +13,7 @@ running_loss       the loss since the last report
 clock              seconds of training, without evaluation
 lines              the lines of metrics.jsonl, and what is printed
 records            the run's folder: config, metrics, summary
+environment        the code, packages and hardware that a run depends on
 checkpoints        writes and loads checkpoints
 random_state       the random generators, saved and restored
 resuming           whether a checkpoint belongs to this run

@@ -25,7 +25,6 @@ from neumann.lab.storage.atomic_files import (
     write_atomically,
     write_fully,
 )
-from neumann.lab.storage.environment import describe_environment
 from neumann.lab.storage.folders import FolderLock, refuse_link
 from neumann.lab.storage.reading import (
     CONFIG,
@@ -37,6 +36,7 @@ from neumann.lab.storage.reading import (
     read_config,
     read_json_object,
 )
+from neumann.lab.training.environment import describe_environment
 from neumann.lab.training.processes import count_processes
 
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"  # folders of a run, next to its records

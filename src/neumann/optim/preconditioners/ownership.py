@@ -142,10 +142,13 @@ def _cut_in_runs(costs: Sequence[int], processes: int) -> list[int]:
 
 
 def _fill(costs: Sequence[int], limit: int) -> list[int]:
-    """The owners if each process takes matrices up to the limit before the next one begins."""
+    """The owners if each process takes matrices up to the limit before the next one begins.
+
+    No cost is above the limit.
+    """
     owners, load, owner = [], 0, 0
     for cost in costs:
-        if load + cost > limit and load:
+        if load + cost > limit:
             owner, load = owner + 1, 0
         load += cost
         owners.append(owner)

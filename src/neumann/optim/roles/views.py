@@ -41,7 +41,7 @@ def find_view(parameter: Tensor, place: Place, attribute: str, split_heads: bool
     if isinstance(module, nn.Linear) or is_conv1d(module):
         return _linear_view(parameter, place, split_heads)
     if parameter.ndim == 3:
-        return _stacked_view(parameter, module, attribute)
+        return _stacked_view(module, attribute)
     return WHOLE
 
 
@@ -115,7 +115,7 @@ def _layers_in(module: nn.Module | None) -> list[nn.Module]:
     return [m for m in module.modules() if is_matrix_module(m)] if module else []
 
 
-def _stacked_view(parameter: Tensor, module: nn.Module, attribute: str) -> MatrixView:
+def _stacked_view(module: nn.Module, attribute: str) -> MatrixView:
     """Experts: out × in each, unless the two weights of a gated MLP show the opposite."""
     first, second = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
     if attribute not in ("gate_up_proj", "down_proj") or first is None or second is None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import neumann
-from neumann.lab.storage import environment
-from neumann.lab.storage.environment import describe_environment
 from neumann.lab.storage.reading import read_environment
+from neumann.lab.training import environment
+from neumann.lab.training.environment import describe_environment
 from neumann.lab.training.records import Records
 
 
