@@ -1,5 +1,6 @@
 """Runs side by side: after a signal or a crash no result is lost and no process is left."""
 
+import dataclasses
 import os
 import pickle
 import re
@@ -15,14 +16,16 @@ import torch
 
 from neumann.lab.commands.main import main
 from neumann.lab.commands.progress import StudyLog
+from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_metrics
 from neumann.lab.studies import workers
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.studies.study_files import get_run_folder
-from neumann.lab.studies.workers import StudyObserver
+from neumann.lab.studies.workers import DataCache, StudyObserver
 from neumann.lab.training.checkpoints import Checkpoints
+from neumann.lab.training.inputs import open_dataset
 from tests.support.processes import PROCESS_TIMEOUT, is_running
 from tests.support.programs import FORKING_COMMAND, Program
 
@@ -215,3 +218,20 @@ def test_jobs_share_the_threads(monkeypatch):
     workers._work(Pipe(), None)
     workers._work(Pipe(), 2)
     assert threads == [2]
+
+
+@pytest.mark.parametrize("change", [{"context": 16}, {"held_out": True}])
+def test_runs_share_a_data_set_unless_they_need_another(tmp_path, change):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question " * 60)
+    run = TrainConfig(data=f"text:{text}", model="gpt", context=32).resolve()
+    data = DataCache()
+    first = data.open(run)
+    assert data.open(dataclasses.replace(run, opt="sgd", seed=1, lr=0.5)) is first
+    changed = dataclasses.replace(run, **change)
+    found, expected = data.open(changed), open_dataset(changed)
+    assert describe(found) == describe(expected) != describe(first)
+
+
+def describe(dataset):
+    return dataset.shape, len(dataset.train), len(dataset.test)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
 from neumann.lab.config import TrainConfig
@@ -13,7 +13,11 @@ from neumann.lab.data import Plan, load
 from neumann.lab.storage.reading import RecordsError, read_metrics, read_summary
 from neumann.lab.storage.run_files import read_run_files
 from neumann.lab.training import evaluation
-from neumann.lab.training.batchnorm_layers import has_batchnorm, keep_statistics
+from neumann.lab.training.batchnorm_layers import (
+    has_batchnorm,
+    keep_statistics,
+    use_ghost_batches,
+)
 from neumann.lab.training.evaluation import evaluate, evaluate_twice
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
@@ -65,6 +69,23 @@ def test_recalibration_sees_as_many_examples_in_small_pieces(digits, monkeypatch
     config = TrainConfig(batch_size=256, micro_batch_size=micro_batch).resolve()
     evaluate_twice(network(), digits, config, Process(), contextlib.nullcontext)
     assert seen == ([256] * 3 if micro_batch is None else [64] * 10)
+
+
+def test_two_processes_recalibrate_as_one(two):
+    """Each normalizes its 32 examples, as ghost batches of 32 do in one process."""
+    expected = score_recalibrated()
+    assert two.run(score_recalibrated) == [pytest.approx(expected, rel=1e-6)] * 2
+
+
+def score_recalibrated():
+    process, model = Process(), network()
+    if distributed.is_initialized():
+        process = Process(distributed.get_rank(), distributed.get_world_size())
+    else:
+        use_ghost_batches(model, 32)
+    config = TrainConfig(batch_size=64).resolve()
+    _, score = evaluate_twice(model, load("digits"), config, process, contextlib.nullcontext)
+    return score.loss
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [(5, False), (6, True)])

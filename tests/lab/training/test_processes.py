@@ -44,7 +44,11 @@ def train(config, folder, **changes):
 
 
 def losses(folder):
-    return [line["train_loss"] for line in read_metrics(folder) if "train_loss" in line]
+    return values(folder, "train_loss")
+
+
+def values(folder, key):
+    return [line[key] for line in read_metrics(folder) if key in line]
 
 
 def weights(folder):
@@ -62,7 +66,9 @@ def test_two_processes_train_as_one(two, tmp_path, changes):
     alone = train(DIGITS, tmp_path / "one")
     both = two.run(train, DIGITS, tmp_path / "two", **changes)
     assert both[0] == both[1] == pytest.approx(alone, abs=0.6)  # 2 of 360 examples
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+    for key in ("train_loss", "gradient_norm"):
+        expected = values(tmp_path / "one", key)
+        assert values(tmp_path / "two", key) == pytest.approx(expected, rel=1e-3)
     assert furthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-3
 
 

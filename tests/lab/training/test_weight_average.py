@@ -13,6 +13,7 @@ from neumann import Neumann
 from neumann.lab.config import TrainConfig
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_metrics, read_summary
+from neumann.lab.training.batchnorm_layers import get_statistics
 from neumann.lab.training.checkpoints import CheckpointError, Checkpoints
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
@@ -157,6 +158,21 @@ def test_two_processes_have_the_average_of_one(two, tmp_path, changes):
 
 def evaluated_by_two(folder, **changes):
     train(folder, **changes)
+
+
+def test_processes_evaluate_the_mean_of_their_running_statistics(two, tmp_path):
+    (ours, theirs), held = zip(*two.run(running_statistics, tmp_path), strict=True)
+    assert not torch.equal(ours, theirs)
+    for each in held:
+        torch.testing.assert_close(each, (ours + theirs) / 2)
+
+
+def running_statistics(folder):
+    """The process's own, and what it evaluates."""
+    training, _ = train(folder)
+    with training.average.in_place_of_weights(training.process):
+        held = [s.flatten() for s in get_statistics(training.model) if s.is_floating_point()]
+        return torch.cat(training.average.get_statistics()), torch.cat(held)
 
 
 @pytest.mark.parametrize("changes", [{}, {"fsdp": True}])

@@ -30,7 +30,7 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset
 from neumann.lab.errors import UsageError
 from neumann.lab.storage.atomic_files import StorageError
-from neumann.lab.training.inputs import open_dataset
+from neumann.lab.training.inputs import get_data_settings, open_dataset
 from neumann.lab.training.lines import Observer
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process, gather_objects
@@ -46,9 +46,6 @@ SAVED = "after saving every run"
 
 RunKey = tuple[str, int]  # arm and seed
 Runs = dict[RunKey, TrainConfig]
-# The settings that a data set depends on.
-DATA_SETTINGS = ["data", "data_dir", "flip", "shift", "cutout", "img_size", "context", "tokens"]
-DATA_SETTINGS += ["device", "channels_last", "workers", "held_out"]
 
 
 class CrashedError(RuntimeError):
@@ -71,14 +68,14 @@ class DataCache:
     """Keeps the data set of the last run, which the next run mostly uses too."""
 
     def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
+        self._settings: dict[str, Any] = {}
         self._dataset: Dataset | None = None
 
     def open(self, run: TrainConfig, process: Process | None = None) -> Dataset:
-        key = tuple(getattr(run, name) for name in DATA_SETTINGS)
-        if self._dataset is None or key != self._key:
+        settings = get_data_settings(run, process or Process())
+        if self._dataset is None or settings != self._settings:
             self.close()  # before another takes its memory
-            self._dataset, self._key = open_dataset(run, process), key
+            self._dataset, self._settings = open_dataset(run, process), settings
         return self._dataset
 
     def close(self) -> None:

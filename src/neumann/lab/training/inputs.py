@@ -1,6 +1,7 @@
 """The data of a run: loading its data set, and planning the batches of an epoch."""
 
 import math
+from typing import Any
 
 from neumann.lab.config import TrainConfig
 from neumann.lab.data import Dataset, Plan, load
@@ -15,28 +16,36 @@ def open_dataset(config: TrainConfig, process: Process | None = None) -> Dataset
     set where there is none.
     """
     process = process or Process()
+    settings = get_data_settings(config, process)
+    held_out = settings.pop("held_out")
 
     def load_dataset() -> Dataset:
-        return load(
-            config.data,
-            data_dir=config.data_dir,
-            download=config.download,
-            device=process.device(config.device),
-            flip=config.flip,
-            shift=config.shift,
-            cutout=config.cutout,
-            context=config.context,
-            tokens=config.tokens,
-            image_size=config.img_size,
-            channels_last=config.channels_last == "on",
-            workers=config.workers,
-        )
+        return load(**settings)
 
     if config.download or (process.ranks > 1 and config.tokens.startswith("bpe")):
         run_on_leader(process, load_dataset)  # so that only one process downloads or tokenizes
     dataset = load_dataset()
     _check_target(config, dataset)
-    return dataset.hold_out() if config.held_out else dataset
+    return dataset.hold_out() if held_out else dataset
+
+
+def get_data_settings(config: TrainConfig, process: Process) -> dict[str, Any]:
+    """Return everything that a data set depends on: what `load` takes, and `held_out`."""
+    return {
+        "name": config.data,
+        "data_dir": config.data_dir,
+        "download": config.download,
+        "device": process.device(config.device),
+        "flip": config.flip,
+        "shift": config.shift,
+        "cutout": config.cutout,
+        "context": config.context,
+        "tokens": config.tokens,
+        "image_size": config.img_size,
+        "channels_last": config.channels_last == "on",
+        "workers": config.workers,
+        "held_out": config.held_out,
+    }
 
 
 def _check_target(config: TrainConfig, dataset: Dataset) -> None:
