@@ -85,3 +85,12 @@ def test_a_missing_gpu():
 
 def test_bookkeeping_names_settings():
     assert set(BOOKKEEPING) <= {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def test_second_derivatives_go_without_what_lacks_them(monkeypatch):
+    """As on a GPU, where conjugate gradients would otherwise fail in their first step."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert TrainConfig(opt="sgd").resolve().cuda_graph == "on"
+    assert TrainConfig(opt="cg").resolve().cuda_graph == "off"
+    with pytest.raises(UsageError, match=r"--sync-bn: cg differentiates twice"):
+        TrainConfig(opt="cg", sync_bn=True).resolve(ranks=2)

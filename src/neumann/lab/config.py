@@ -208,12 +208,12 @@ class TrainConfig(TrainingSettings):
         require(can_shard, f"--fsdp: {arm.name} does not support sharded weights")
         clips = recipe.inner_loop and self.clip_grad is not None
         require(not clips, f"--clip-grad: {arm.name} takes several gradients a step and clips none")
-        differentiable = arm.name != "cg" or not self.sync_bn or ranks == 1
-        require(
-            differentiable, "--sync-bn: cg differentiates twice, and torch's SyncBatchNorm does not"
-        )
+        twice = recipe.differentiates_twice
+        can_synchronize = not (twice and self.sync_bn) or ranks == 1
+        refusal = f"--sync-bn: {arm.name} differentiates twice, and torch's SyncBatchNorm does not"
+        require(can_synchronize, refusal)
         at_once = self.micro_batch_size is None or self.micro_batch_size >= self.batch_size
-        capturable = on_gpu and ranks == 1 and at_once and arm.name != "cg"
+        capturable = on_gpu and ranks == 1 and at_once and not twice
         whole = (
             "a GPU, one process, no --micro-batch-size below --batch-size, and an --opt other "
             "than cg"

@@ -12,7 +12,7 @@ from neumann.lab.report.result_tables import describe_extra, describe_target
 from neumann.lab.studies.lr_sweep import ArmSearch
 from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.statistics import Interval
-from neumann.lab.studies.wording import describe_long_warmup
+from neumann.lab.studies.wording import describe_warmup_of_arm
 
 WIDEST = 10_000  # characters of a line
 
@@ -98,7 +98,7 @@ def list_search_notes(found: Sequence[ArmSearch]) -> list[str]:
                 "widen --lr"
             )
         if arm.long_warmup is not None:
-            notes.append(f"{describe_long_warmup(arm.name, arm.long_warmup)} in the search")
+            notes.append(f"{describe_warmup_of_arm(arm.name, arm.long_warmup)} in the search")
     return notes
 
 

@@ -35,6 +35,7 @@ class Recipe:
     by_role: bool = False  # each parameter gets the P, decay and scale of its role
     fixed: tuple[str, ...] = ()  # options that an arm may not name, since they make it what it is
     inner_loop: bool = False  # a step evaluates its mini-batch several times
+    differentiates_twice: bool = False  # which SyncBatchNorm and CUDA graphs do not allow
     about: str = ""  # for `--opt help`
     rates: bool = False  # whether an arm may name a learning rate for each role
     # builds the optimizer from groups by role, if the constructor takes only hidden matrices
@@ -185,6 +186,7 @@ RECIPES = {
         0.3,
         fixed=(DECAY_NORMS,),
         about="Newton's method with conjugate gradients",
+        differentiates_twice=True,
         **_INNER_LOOP,
     ),
 }

@@ -32,7 +32,7 @@ from neumann.lab.studies.study_files import (
     SWEEP,
     is_comparison,
 )
-from neumann.lab.studies.wording import describe_long_warmup
+from neumann.lab.studies.wording import describe_warmup_of_arm
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
             for row in searched.rows
             if row.long_warmup is not None
         }
-        warmups = tuple(describe_long_warmup(arm, steps) for arm, steps in stuck.items())
+        warmups = tuple(describe_warmup_of_arm(arm, steps) for arm, steps in stuck.items())
         runs, missing = searched.seeds * len(searched.rows), searched.missing
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)

@@ -12,7 +12,7 @@ from neumann.lab.report.formatting import format_count, format_interval, format_
 from neumann.lab.report.runs import ArmRuns, to_number
 from neumann.lab.report.study_records import Search, Study
 from neumann.lab.studies.results import Comparison, find_long_warmup
-from neumann.lab.studies.wording import describe_long_warmup
+from neumann.lab.studies.wording import describe_warmup_of_arm
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _judge_run(arm: ArmRuns) -> Verdict:
             when = f"reached after {first:,} steps ({epochs_taken:.1f} epochs)."
         findings.append(f"{metric.format_target(target)} was {when}")
     warmup = find_long_warmup(run.lines)
-    warnings = () if warmup is None else (_to_sentence(describe_long_warmup(arm.name, warmup)),)
+    warnings = () if warmup is None else (_to_sentence(describe_warmup_of_arm(arm.name, warmup)),)
     return Verdict(tuple(findings), warnings)
 
 

@@ -21,7 +21,7 @@ from neumann.lab.studies.wording import (
     UNCORRECTED,
     LongWarmup,
     describe_difference,
-    describe_long_warmup,
+    describe_warmup_of_arm,
 )
 from neumann.optim.phases import Phase
 
@@ -97,7 +97,7 @@ class Comparison:
     def state_limits(self) -> list[str]:
         """Sentences about what the rows do not show."""
         sentences = [
-            describe_long_warmup(row.arm, row.long_warmup)
+            describe_warmup_of_arm(row.arm, row.long_warmup)
             for row in self.rows
             if row.long_warmup is not None
         ]

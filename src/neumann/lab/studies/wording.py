@@ -20,7 +20,7 @@ class LongWarmup(NamedTuple):
     total: int  # steps of the run
 
 
-def describe_long_warmup(arm: str, warmup: LongWarmup) -> str:
+def describe_warmup_of_arm(arm: str, warmup: LongWarmup) -> str:
     steps, total = warmup
     if steps == total:
         return f"{arm}: all {steps} steps were its SGD warm-up; the Neumann iteration never began"
