@@ -219,14 +219,13 @@ class StateStore:
 
         The rest of the network adapts to their w from now on, so w − μm must not differ from it.
         """
-        frozen = dict(pair for tensors in gathered for pair in tensors.find_frozen())
-        if not torch.compiler.is_compiling():
-            frozen, self._ended = (
-                {p: m for p, m in frozen.items() if p not in self._ended},
-                set(frozen),
-            )
-        for m in frozen.values():
-            m.zero_()
+        frozen = [pair for tensors in gathered for pair in tensors.find_frozen()]
+        traced = torch.compiler.is_compiling()
+        for p, m in frozen:
+            if traced or p not in self._ended:
+                m.zero_()
+        if not traced:
+            self._ended = {p for p, _ in frozen}
 
     def drop_averages(self, gathered: list[Tensors]) -> bool:
         """Drop the averages if forces were switched off; returns whether there were any."""

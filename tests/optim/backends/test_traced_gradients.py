@@ -31,6 +31,20 @@ def test_parameters_without_a_gradient():
     assert not ours.state[parameters(ours)[0]]["iterate"].any()
 
 
+def test_freezing_a_parameter_ends_its_series():
+    """In the next step, before any reset; so w − μm = w there."""
+    ours, reference = make(reset_steps=0), make(reset_steps=0)
+    compiled = Compiled(ours.step)
+    for optimizer, step in ((ours, compiled), (reference, reference.step)):
+        go(optimizer, step, 6)
+        assert optimizer.state[parameters(optimizer)[0]]["iterate"].any()
+        parameters(optimizer)[0].requires_grad_(False)
+        go(optimizer, step, 1, start=6, missing=(0,))
+        assert not optimizer.state[parameters(optimizer)[0]]["iterate"].any()
+    assert whole(compiled, 2)
+    assert difference(ours, reference) < 1e-13
+
+
 def test_a_frozen_parameter_needs_one_eager_step_when_it_thaws():
     ours, reference = make(), make()
     compiled = Compiled(ours.step)
