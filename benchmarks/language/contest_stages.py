@@ -44,9 +44,7 @@ COORDINATES = (*ORDER, "slow")
 # Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
 # count. Enough to try every value beside the best setting again after the last coordinate moved.
 RUNS = {65_536: 36, MIDDLE: 44, 1_048_576: 44}
-RUNS_OF_RATE = (
-    4  # around a point, where the learning rate alone moves: at twice the length, of ROWS
-)
+RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS
 # Not among the seeds that have chosen the recipe's numbers and its options.
 SEEDS, SEEDS_OF_OTHERS = range(101, 111), range(101, 106)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -108,7 +106,10 @@ class LanguageContest:
         for arm, length in _shuffle(first + begun):
             self._continue_search(arm, length, known)
         for arm, length in _shuffle(search for search in rest if search not in begun):
-            self._continue_search(arm, length, known)
+            if length == LONGER:
+                self._search_rate(arm, length, self._find_middle_point(arm), known)
+            else:
+                self._continue_search(arm, length, known)
         for length in _shuffle((*LENGTHS.items(), LONGER)):
             self._try_rows(length, known)
 
@@ -270,26 +271,23 @@ class LanguageContest:
         except MissingRunError:
             return False
 
-    def _continue_search(
-        self, arm: str, length: tuple[int, int], known: Collection[RunKey]
-    ) -> None:
+    def _find_middle_point(self, arm: str) -> Point:
+        """The best one of the middle batch, where the other searches start."""
+        steps = LENGTHS[MIDDLE]
+        return find_point(self.rank_settings(arm, MIDDLE, steps)[0], steps, fine=True)
+
+    def _continue_search(self, arm: str, length: Length, known: Collection[RunKey]) -> None:
         """From the best setting among the known runs; without any, from the middle batch's best.
 
         Coordinates that were never bracketed come first: a search that is interrupted often would
         not get to the last ones.
         """
-        middle = MIDDLE, LENGTHS[MIDDLE]
-        if length == LONGER:
-            best = self.rank_settings(arm, *middle)[0]
-            self._search_rate(arm, length, find_point(best, middle[1], fine=True), known)
-            return
         try:
             tried = self.rank_settings(arm, *length, known)
             start = find_point(tried[0], length[1], fine=True)
             neglected = self.find_unbracketed(arm, *length, known, anywhere=True)
         except MissingRunError:
-            tried, neglected, best = [], [], self.rank_settings(arm, *middle)[0]
-            start = find_point(best, middle[1], fine=True)
+            tried, neglected, start = [], [], self._find_middle_point(arm)
         batch, steps = length
         search_setting(
             self._runner,
@@ -303,7 +301,7 @@ class LanguageContest:
             tried=tried,
         )
 
-    def _try_rows(self, length: tuple[int, int], known: Collection[RunKey]) -> None:
+    def _try_rows(self, length: Length, known: Collection[RunKey]) -> None:
         """Muon's best setting with NorMuon's rows of equal size, at learning rates around its own.
 
         The scaling of steps matters more than the rows, and NorMuon has another one.
@@ -312,7 +310,7 @@ class LanguageContest:
         self._search_rate(ROWS, length, find_point(best, length[1], fine=True), known)
 
     def _search_rate(
-        self, arm: str, length: tuple[int, int], start: Point, known: Collection[RunKey]
+        self, arm: str, length: Length, start: Point, known: Collection[RunKey]
     ) -> None:
         """Learning rates around a point. Runs around what was the best point before stay apart."""
         batch, steps = length

@@ -17,7 +17,7 @@ One step, in the order in which a gradient passes through:
     backends         the update as it runs; `__init__` says how to add one, `base` what it must do
     precision        the dtypes of the arithmetic, and rounding
     distance_tracker r² from one step to the next, over all processes
-    interrupts       Ctrl-C waits while weights are written
+    interrupts       signals such as Ctrl-C wait while weights are written
 
 Around it:
 

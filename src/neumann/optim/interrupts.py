@@ -1,4 +1,4 @@
-"""What Ctrl-C must not leave behind: half-written weights, and autograd switched off."""
+"""What a signal must not leave behind: half-written weights, and autograd switched off."""
 
 import signal
 import sys
