@@ -8,7 +8,7 @@ its seed is left out of the interval and counted.
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +22,6 @@ from benchmarks.paper.run_lines import Results
 STUDIES = Path(__file__).parents[2] / "studies/paper"
 MARGIN = 0.2  # points; within it two things are equal, and a claim without a size says at least it
 EARLY = 1 / 3  # of a run
-# The studies scaling and scaling-epochs.
-BATCHES = (512, 2048, 8192, 32768)
-SHORTER, LONGEST = (15, 30), 60  # epochs
-TARGET_EPOCHS = 30  # of Nesterov at the smallest batch, whose accuracy is to be reached
 
 
 @dataclass(frozen=True)
@@ -99,15 +95,20 @@ def get_log_train_loss(run: Run) -> float:
     return math.nan if run.get("diverged") else math.log(run["train_loss"])
 
 
-def measure_early_drops(run: Run) -> float:
-    """The mean fall of the accuracy from one epoch to the next in the first third, in points.
+def get_curve(run: Run) -> list[float | None]:
+    """The score by epoch, where it can be with BatchNorm statistics of the evaluated weights.
 
-    With BatchNorm statistics of the weights that are evaluated: those that training leaves belong
-    to Neumann's displaced weights, which is not what the claim is about.
+    Those that training leaves belong to Neumann's displaced weights, which no claim is about.
     """
+    curve: list[float | None] = run.get("recalibrated_curve") or run["curve"]
+    return curve
+
+
+def measure_early_drops(run: Run) -> float:
+    """The mean fall of the accuracy from one epoch to the next in the first third, in points."""
     if run.get("diverged"):
         return math.nan
-    curve = run.get("recalibrated_curve") or run["curve"]
+    curve = [math.nan if value is None else value for value in get_curve(run)]
     early = curve[: max(2, round(EARLY * len(curve)))]
     if len(early) < 2:
         return math.nan
@@ -235,132 +236,6 @@ class Spread:
             f"n = {evidence.n}"
         )
         return Outcome(label, figure, evidence, diverged)
-
-
-@dataclass(frozen=True)
-class AdvantageByBatch:
-    """Does the difference of two arms grow with the batch, from the smallest to the largest?
-
-    The effect of a seed is the slope of a line through its differences against log2(batch), times
-    the doublings between the smallest and the largest batch.
-    """
-
-    better: Mapping[int, Source]  # by batch size
-    worse: Mapping[int, Source]
-    claimed: float = MARGIN
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return (*self.better.values(), *self.worse.values())
-
-    def run(self, results: Results) -> Outcome | Missing:
-        missing = find_missing(self.sources, results)
-        if missing is not None:
-            return missing
-        seeds = set(range(min(source.needed for source in self.sources)))
-        doublings = [math.log2(batch) for batch in self.better]
-        effects, diverged = [], 0
-        for seed in sorted(seeds):
-            a, b = (
-                [get_score(results.find(s.study, s.arm, s.point)[seed]) for s in side.values()]
-                for side in (self.better, self.worse)
-            )
-            diverged += sum(map(math.isnan, a))
-            gaps = [x - y for x, y in zip(a, b, strict=True)]
-            effects.append(fit_slope(doublings, gaps) * (max(doublings) - min(doublings)))
-        evidence = weigh_direction(effects, 0.0, self.claimed)
-        ends = min(self.better), max(self.better)
-        label = f"advantage at {ends[1]:,} − advantage at {ends[0]:,}, by a line"
-        return Outcome(label, format_effect(evidence, "points"), evidence, diverged)
-
-
-@dataclass(frozen=True)
-class EpochsToAccuracy:
-    """Does a batch size need at most `factor` times the epochs of a small one?
-
-    The accuracy to reach is the mean of `reference`. Epochs are interpolated between whole runs of
-    several lengths, seed by seed. A seed that does not get there counts as the longest run, which
-    flatters it, so such a test can only speak against the claim. Without all epochs of the small
-    batch there is nothing to compare with.
-    """
-
-    small: Mapping[int, Source]  # by epochs
-    large: Mapping[int, Source]
-    reference: Source
-    factor: float
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return (*self.small.values(), *self.large.values(), self.reference)
-
-    def run(self, results: Results) -> Outcome | Missing:
-        missing = find_missing(self.sources, results)
-        if missing is not None:
-            return missing
-        where = self.reference
-        found = results.find(where.study, where.arm, where.point).values()
-        scores = [score for run in found if math.isfinite(score := get_score(run))]
-        label = self._name()
-        if not scores:
-            nothing = weigh_direction([], 0.0, 0.0)
-            return Outcome(label, f"{where} has no accuracy: all its runs diverged", nothing)
-        target = fmean(scores)
-        effects, short, all_known = [], 0, True
-        for seed in range(min(source.needed for source in self.sources)):
-            needed = [
-                find_epochs(
-                    {
-                        n: get_score(results.find(s.study, s.arm, s.point)[seed])
-                        for n, s in side.items()
-                    },
-                    target,
-                )
-                for side in (self.small, self.large)
-            ]
-            all_known &= needed[0].interpolated
-            short += not needed[1].reached
-            effects.append(math.log(needed[0].epochs / needed[1].epochs))
-        evidence = weigh_direction(effects, -math.log(self.factor), -math.log(self.factor))
-        if not all_known:
-            evidence = replace(evidence, p_for=1.0, p_against=1.0)
-        ratio, high, low = (math.exp(-v) for v in (evidence.mean, evidence.low, evidence.high))
-        unreached = f"; {short} of {len(effects)} do not get there" if short else ""
-        figure = (
-            f"{'at least ' if short else ''}{ratio:.2f} [{low:.2f}, {high:.2f}] × the epochs to "
-            f"{target:.1f} %"
-            f"{unreached}, n = {evidence.n}"
-        )
-        return Outcome(label, figure, evidence, short)
-
-    def _name(self) -> str:
-        first = next(iter(self.large.values())), next(iter(self.small.values()))
-        points = " beside ".join(source.point.partition(",")[0] for source in first)
-        return f"{first[0].study}: {first[0].arm}, {points}"
-
-
-@dataclass(frozen=True)
-class EpochsNeeded:
-    epochs: float
-    reached: bool = True  # False: not with the longest run
-    interpolated: bool = True  # False: it is only known to be this or less, or to be more
-
-
-def find_epochs(scores: Mapping[int, float], target: float) -> EpochsNeeded:
-    """Interpolate the epochs to an accuracy, on a logarithmic scale, from whole runs by length.
-
-    If the shortest run is already there, its length is the answer. A run that diverged is not.
-    """
-    lengths = sorted(scores)
-    before: tuple[int, float] | None = None
-    for length in lengths:
-        score = scores[length] if math.isfinite(scores[length]) else -math.inf
-        if score >= target:
-            if before is None or not math.isfinite(before[1]):
-                return EpochsNeeded(float(length), interpolated=score == target)
-            share = (target - before[1]) / (score - before[1])
-            return EpochsNeeded(before[0] * (length / before[0]) ** share)
-        before = length, score
-    return EpochsNeeded(float(lengths[-1]), reached=False, interpolated=False)
 
 
 # ---------------------------------------------------------------------- what tests share

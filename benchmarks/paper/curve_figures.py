@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.common.ledger import Run
-from benchmarks.paper.claim_tests import BATCHES, get_score
+from benchmarks.paper.claim_tests import get_curve, get_score
+from benchmarks.paper.length_tests import BATCHES
 from benchmarks.paper.run_lines import Results, name_point
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 from neumann.lab.studies.statistics import mean_interval
@@ -190,7 +191,7 @@ def find_runs(
 
 def find_errors(runs: Mapping[str, Sequence[Run]]) -> Curves:
     return {
-        arm: [[None if v is None else 100 - v for v in run["curve"]] for run in each]
+        arm: [[None if v is None else 100 - v for v in get_curve(run)] for run in each]
         for arm, each in runs.items()
     }
 

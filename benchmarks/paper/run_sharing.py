@@ -2,8 +2,8 @@
 
 The baselines of some studies are those of others: shorter-runs repeats three arms of main-cifar10,
 scaling at 512 two of them, scaling-epochs the search of scaling. "whole" in accumulation is
-"neumann" in regularizers; "neumann" in oscillations is that of sensitivity, "2.2%" in warm-up and
-"doubling K 4.4%" in reset-interval. Runs are the same if all settings are that decide what they
+"neumann" in regularizers; "neumann" in sensitivity is "2.2%" in warm-up and "doubling K 4.4%" in
+reset-interval. Runs are the same if all settings are that decide what they
 compute, seed included, and if the lender was evaluated and logged at least as often. Settings such
 as the device are part of a run. Which runs of the test are the same is known after the search.
 """

@@ -39,7 +39,6 @@ ORDER = (
     "main-cifar100",
     "regularizers",
     "accumulation",
-    "oscillations",
     "sensitivity",
     "warm-up",
     "reset-interval",
@@ -116,6 +115,22 @@ class Sitting:
             raise UsageError(f"{file.stem} ended with status {process.returncode}, see above")
 
 
+def train_all(sitting: Sitting, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Train the studies one after another: which are not finished, and which failed, with why.
+
+    A study that fails does not stop the next one.
+    """
+    unfinished: list[str] = []
+    failed: dict[str, str] = {}
+    for name in names:
+        try:
+            if not sitting.train(name):
+                unfinished.append(name)
+        except (UsageError, StorageError) as error:
+            failed[name] = str(error)
+    return unfinished, failed
+
+
 def is_written(study: Study) -> bool:
     """Whether the study has recorded what it compares."""
     places = {get_output_folder(run.config).parents[1] for run in study.list_runs()}
@@ -156,13 +171,15 @@ def main() -> None:
     try:
         with raise_on_sigterm():
             sitting.unpack_all()
-            unfinished = [name for name in names if not sitting.train(name)]
+            unfinished, failed = train_all(sitting, names)
     except (UsageError, StorageError, OSError, tarfile.TarError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         raise SystemExit("stopped: run the same command again to continue") from None
     if unfinished:
         print(f"Not finished: {', '.join(unfinished)}. Run the same command again to continue.")
+    if failed:
+        raise SystemExit("\n".join(f"{name} failed: {error}" for name, error in failed.items()))
 
 
 if __name__ == "__main__":

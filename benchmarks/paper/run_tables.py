@@ -1,21 +1,26 @@
-"""Tables of what was run: accuracy at equal epochs and by batch size, and epochs needed."""
+"""Tables of what was run: accuracy at equal epochs and by batch size, epochs needed, ablations."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from benchmarks.common.ledger import Run
 from benchmarks.common.markdown import format_table
-from benchmarks.paper.claim_tests import (
+from benchmarks.paper.claim_tests import Source, get_score
+from benchmarks.paper.length_tests import (
     BATCHES,
-    LONGEST,
-    SHORTER,
     TARGET_EPOCHS,
+    average,
+    collect_scores,
     find_epochs,
-    get_score,
+    find_target,
+    jackknife,
+    list_ended,
+    list_lengths,
 )
 from benchmarks.paper.run_lines import Results, name_point
 from neumann.lab.studies.statistics import mean_interval
+from neumann.lab.studies.study_files import FINAL
 
 ARMS = {
     "neumann": "**Neumann**",
@@ -28,6 +33,17 @@ ARMS = {
     "spectral": "**Neumann spectral**, beyond the paper",
 }
 SETS = {"CIFAR-10": "main-cifar10", "CIFAR-100": "main-cifar100"}
+ABLATIONS = (
+    "regularizers",
+    "shorter-runs",
+    "sensitivity",
+    "warm-up",
+    "reset-interval",
+    "accumulation",
+    "small-batch",
+    "idealized",
+    "clipping",
+)
 NOTHING = "No runs yet."
 
 
@@ -54,13 +70,16 @@ def tabulate_main(results: Results) -> str:
 def tabulate_scaling(results: Results) -> str:
     """Test accuracy by batch size at equal epochs."""
     rows = []
+    steps: dict[int, set[str]] = {batch: set() for batch in BATCHES}
     for arm, shown in ARMS.items():
-        cells = [
-            format_score(results.find("scaling", arm, name_point(batch_size=batch)))
-            for batch in BATCHES
-        ]
+        found = {b: results.find("scaling", arm, name_point(batch_size=b)) for b in BATCHES}
+        cells = [format_score(runs) for runs in found.values()]
         if any(cells):
             rows.append((shown, *cells))
+        for batch, runs in found.items():
+            steps[batch] |= {f"{run['steps']:,}" for run in runs.values() if "steps" in run}
+    if any(steps.values()):
+        rows.append(("steps of a run", *(" and ".join(sorted(each)) for each in steps.values())))
     heads = ("test accuracy, %, 60 epochs", *(f"batch {batch:,}" for batch in BATCHES))
     return format_table(heads, "lrrrr", rows) if rows else NOTHING
 
@@ -68,28 +87,33 @@ def tabulate_scaling(results: Results) -> str:
 def tabulate_epochs(results: Results) -> str:
     """Epochs to the mean accuracy of Nesterov SGD at the smallest batch after 30 epochs."""
     point = name_point(batch_size=BATCHES[0], epochs=TARGET_EPOCHS)
-    reference = results.find("scaling-epochs", "nesterov", point).values()
-    scores = [score for run in reference if math.isfinite(score := get_score(run))]
-    if not scores:
+    target = find_target(Source("scaling-epochs", "nesterov", point), results)
+    if target is None:
         return NOTHING
-    target = fmean(scores)
     rows = []
-    for arm in ("neumann", "nesterov"):
-        cells = [format_epochs(find_lengths(results, arm, batch), target) for batch in BATCHES]
+    for arm in ("neumann", "nesterov", "lars", "spectral"):
+        cells = [format_epochs(list_lengths(arm, batch), results, target) for batch in BATCHES]
         if any(cells):
             rows.append((ARMS[arm], *cells))
     heads = (f"epochs to {target:.2f} %", *(f"batch {batch:,}" for batch in BATCHES))
     return format_table(heads, "lrrrr", rows)
 
 
-def find_lengths(results: Results, arm: str, batch: int) -> dict[int, Mapping[int, Run]]:
-    """The runs of an arm by their epochs."""
-    found = {
-        epochs: results.find("scaling-epochs", arm, name_point(batch_size=batch, epochs=epochs))
-        for epochs in SHORTER
-    }
-    found[LONGEST] = results.find("scaling", arm, name_point(batch_size=batch))
-    return {epochs: runs for epochs, runs in found.items() if runs}
+def tabulate_ablations(results: Results) -> str:
+    """The scores of all arms of the studies that change one thing at a time."""
+    rows = []
+    for study in ABLATIONS:
+        found: dict[Source, dict[int, Run]] = {}
+        for key, run in results.open(study).runs.items():
+            if key.stage == FINAL:
+                found.setdefault(Source(study, key.arm, key.point), {})[key.seed] = run
+        for source, runs in found.items():
+            rates = sorted({f"{run['lr']:g}" for run in runs.values() if "lr" in run})
+            ended = sum(not run.get("diverged") for run in runs.values())
+            cells = (str(source), format_score(runs), " and ".join(rates), str(ended))
+            rows.append((study, *cells))
+    heads = ("study", "arm", "test accuracy, % (clipping: nats)", "lr", "n")
+    return format_table(heads, "llrrr", rows) if rows else NOTHING
 
 
 def format_score(runs: Mapping[int, Run]) -> str:
@@ -101,22 +125,23 @@ def format_score(runs: Mapping[int, Run]) -> str:
     return f"{found.mean:.2f}{half}" + (f", {found.diverged} diverged" if found.diverged else "")
 
 
-def format_epochs(lengths: Mapping[int, Mapping[int, Run]], target: float) -> str:
-    """The geometric mean over seeds, with its 95 % interval; seeds that fail count the longest."""
-    seeds = sorted(set.intersection(*(set(runs) for runs in lengths.values()))) if lengths else []
+def format_epochs(lengths: Mapping[int, Source], results: Results, target: float) -> str:
+    """The epochs of the mean over seeds, with its jackknife interval."""
+    scores = {n: found for n, found in collect_scores(lengths, results).items() if found}
+    seeds = list_ended(scores)
     if not seeds:
         return ""
-    needed = [
-        find_epochs({n: get_score(runs[seed]) for n, runs in lengths.items()}, target)
-        for seed in seeds
-    ]
-    short = sum(not each.reached for each in needed)
-    if short == len(needed):
-        return f"more than {max(lengths)}"
-    found = mean_interval([math.log(each.epochs) for each in needed])
-    if found.mean is None:
-        return ""
-    text = f"{math.exp(found.mean):.1f}"
+    needed = find_epochs(average(scores, seeds), target)
+    if not needed.reached:
+        return f"more than {max(scores)}"
+    if not needed.interpolated:
+        return f"at most {needed.epochs:.0f}"
+
+    def estimate(some: Sequence[int]) -> float:
+        return math.log(find_epochs(average(scores, some), target).epochs)
+
+    found = mean_interval(jackknife(estimate, seeds))
+    text = f"{needed.epochs:.1f}"
     if found.low is not None and found.high is not None:
         text += f" [{math.exp(found.low):.1f}, {math.exp(found.high):.1f}]"
-    return f"at least {text}, {short} of {len(needed)} not there" if short else text
+    return text

@@ -2,7 +2,7 @@
 
 Each function reads what the repository publishes and returns a verdict with its figure, or None if
 it has not been measured yet. The rules are stated here and were fixed with the list of claims,
-except for claims 6, 17 and 18, whose measurements are older than the list.
+except for claim 6, whose measurement is older than the list.
 """
 
 import json
@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 FALLING_LR = ROOT / "results/spectrum-figure-h200.json"
 MANY, LARGE = 10, 0.1  # eigenvalues; of λmax
 STRAIGHT, GROWTH_SEEDS = 2.0, 3
+GONE = 0.5  # of λmin left over the last two thirds of a run: on its way to zero
 RACE = ("neumann", "cg Gauss-Newton", "cg Hessian")  # claim 16
+ENDS = ("smallest", "largest")  # of a spectrum
 LATER = 1.1  # times as long counts as the same time
 
 
@@ -207,18 +209,40 @@ def _find_slopes(points: list[dict[str, Any]]) -> tuple[float, float, float, flo
 
 
 def follow_smallest(results: Results) -> Settled | None:
-    """Not supported if |λmin| does not fall in the last two thirds and stays off zero."""
-    points = _read_points(FALLING_LR)
-    smallest = [_take_middle(point, "smallest") for point in points]
-    largest = [_take_middle(point, "largest") for point in points]
-    late = smallest[len(points) // 3 :]
-    falls = fit_slope(list(range(len(late))), late) > 0
+    """Supported if a line through |λmin| falls to GONE or less of its height over the last two
+    thirds of every run; not supported if it keeps more in every run. Reads the same files as
+    judge_growth; the run whose learning rate falls cannot decide."""
+    paths = sorted(results.folder.glob("growth-*.json"))
+    if len(paths) < GROWTH_SEEDS:
+        points = _read_points(FALLING_LR)
+        smallest, largest = ([_take_middle(p, end) for p in points] for end in ENDS)
+        late = smallest[len(points) // 3 :]
+        return Settled(
+            Verdict.INCONCLUSIVE,
+            f"{smallest[0]:.0f} at the start, then between {min(late):.1f} and {max(late):.1f} in "
+            "the last two thirds, while the learning rate falls; relative to λmax it goes from "
+            f"{-100 * smallest[0] / largest[0]:.0f} % to "
+            f"{-100 * smallest[-1] / largest[-1]:.0f} %".replace("-", "−"),
+        )
+    runs = [[_take_middle(p, ENDS[0]) for p in _read_points(path)] for path in paths]
+    left = [_find_share_left(run[len(run) // 3 :]) for run in runs]
+    gone = [share <= GONE for share in left]
+    verdict = Verdict.INCONCLUSIVE
+    if all(gone) or not any(gone):
+        verdict = Verdict.SUPPORTED if all(gone) else Verdict.NOT_SUPPORTED
+    start, end = (fmean(run[k] for run in runs) for k in (0, -1))
     return Settled(
-        Verdict.INCONCLUSIVE if falls else Verdict.NOT_SUPPORTED,
-        f"{smallest[0]:.0f} at the start, then between {min(late):.1f} and {max(late):.1f} in the "
-        f"last two thirds; relative to λmax it goes from {-100 * smallest[0] / largest[0]:.0f} % "
-        f"to {-100 * smallest[-1] / largest[-1]:.0f} %".replace("-", "−"),
+        verdict,
+        f"from {start:.1f} to {end:.1f}; over the last two thirds its magnitude goes to "
+        f"{min(left):.2f} to {max(left):.2f} of what it was, {len(runs)} runs".replace("-", "−"),
     )
+
+
+def _find_share_left(values: list[float]) -> float:
+    """The height of a line through the values at its end, as a share of its start."""
+    slope = fit_slope(list(range(len(values))), values)
+    half = slope * (len(values) - 1) / 2
+    return (fmean(values) + half) / (fmean(values) - half)
 
 
 def count_negative(results: Results) -> Settled | None:

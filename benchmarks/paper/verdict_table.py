@@ -12,7 +12,12 @@ from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
 from benchmarks.paper.curve_figures import DRAWINGS
 from benchmarks.paper.judging import Finding, Verdict, combine, correct_findings, judge
 from benchmarks.paper.run_lines import Results, name_point
-from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
+from benchmarks.paper.run_tables import (
+    tabulate_ablations,
+    tabulate_epochs,
+    tabulate_main,
+    tabulate_scaling,
+)
 from neumann.lab.studies.study_files import SEARCH
 
 KIND = "paper"  # of parts of the page
@@ -35,6 +40,7 @@ class Row:
     verdict: Verdict
     figure: str  # the result that decides, in words
     details: tuple[str, ...] = ()  # all results
+    beside: tuple[str, ...] = ()  # results without a part in the verdict
     notes: tuple[str, ...] = ()  # about the runs
     weak: bool = False  # corrected over all claims, p is not below 0.05
 
@@ -66,7 +72,7 @@ def judge_claims(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Row
         else:
             row = _judge_measure(claim, results)
         rows.append(row)
-    return [_add_notes(row, results) for row in rows]
+    return [_describe_runs(row, results) for row in rows]
 
 
 def _judge_tests(
@@ -90,10 +96,11 @@ def _judge_tests(
     if verdict is Verdict.SMALLER and smallest is not weakest:
         figure += f"; smaller than claimed: {smallest.label}: {smallest.figure}"
     details = _describe(found)
-    notes = [f"{diverged} runs diverged or did not get there"] if diverged else []
+    notes = [f"{count_things(diverged, 'run')} diverged"] if diverged else []
     if without := sum(each.without for each in found):
-        notes += [f"{without} runs of the other arm diverged, so their seeds are left out"]
-    return Row(claim, verdict, figure, details, tuple(notes), judgment.weak)
+        runs = count_things(without, "run")
+        notes += [f"{runs} of the other arm diverged, so their seeds are left out"]
+    return Row(claim, verdict, figure, details, notes=tuple(notes), weak=judgment.weak)
 
 
 def _describe_missing(claim: Claim, found: Sequence[Outcome | Missing]) -> Row:
@@ -115,15 +122,37 @@ def _judge_measure(claim: Claim, results: Results) -> Row:
     return Row(claim, settled.verdict, settled.figure)
 
 
-def _add_notes(row: Row, results: Results) -> Row:
-    """Name the learning rates that were chosen at an edge of their range."""
-    tested = (source for test in row.claim.tests for source in test.sources)
-    sources = dict.fromkeys((*tested, *row.claim.measured))
+def _describe_runs(row: Row, results: Results) -> Row:
+    """Add the results beside the verdict, learning rates at an edge, and where it was run."""
+    claim = row.claim
+    tested = (source for test in claim.tests for source in test.sources)
+    sources = list(dict.fromkeys((*tested, *claim.measured)))
     edges = [text for source in sources if (text := find_edge(source, results))]
-    if not edges:
-        return row
-    note = f"chosen at an edge of the range of learning rates: {', '.join(edges)}"
-    return replace(row, notes=(*row.notes, note))
+    notes = list(row.notes)
+    if edges:
+        notes += [f"chosen at an edge of the range of learning rates: {', '.join(edges)}"]
+    if origin := describe_origin(sources, results):
+        notes += [origin]
+    beside = _describe([test.run(results) for test in claim.beside])
+    return replace(row, beside=beside, notes=tuple(notes))
+
+
+def describe_origin(sources: Sequence[Source], results: Results) -> str:
+    """The hardware, torch and commits of the runs, as far as they are known."""
+    runs = [
+        run
+        for source in sources
+        for run in results.find(source.study, source.arm, source.point).values()
+    ]
+    devices, versions, commits = (
+        list(dict.fromkeys(str(run[key]) for run in runs if key in run))
+        for key in ("device", "torch", "commit")
+    )
+    parts = [*devices, *(f"torch {version}" for version in versions)]
+    if commits:
+        short = ", ".join(commit[:8] for commit in commits)
+        parts.append(f"commit{'s' if commits[1:] else ''} {short}")
+    return f"trained on {', '.join(parts)}" if parts else ""
 
 
 def find_edge(source: Source, results: Results) -> str | None:
@@ -165,6 +194,7 @@ def fill_page(page: str, rows: Sequence[Row], results: Results) -> str:
         "main": tabulate_main(results),
         "scaling": tabulate_scaling(results),
         "epochs": tabulate_epochs(results),
+        "ablations": tabulate_ablations(results),
         "count": count_verdicts(rows),
         "table": format_rows(rows, links=True),
         "claims": "\n\n".join(format_section(row) for row in rows),
@@ -231,6 +261,9 @@ def format_section(row: Row) -> str:
         f"- **Result:** {row.figure}." if row.figure else "- **Result:** none yet.",
     ]
     lines += [f"    - {detail}" for detail in row.details if len(row.details) > 1]
+    if row.beside:
+        lines += ["- **Beside it**, without a part in the verdict:"]
+        lines += [f"    - {detail}" for detail in row.beside]
     lines += [f"- **Note:** {claim.limits}"] if claim.limits else []
     lines += [f"- **About the runs:** {note}." for note in row.notes]
     return "\n".join([*lines, f"- **Verdict: {row.words}.**"])
@@ -242,6 +275,11 @@ def make_heading(claim: Claim) -> str:
 
 def make_anchor(claim: Claim) -> str:
     return re.sub(r"[^\w\- ]", "", make_heading(claim).lower()).replace(" ", "-")
+
+
+def count_things(count: int, thing: str) -> str:
+    """As in "1 run" and "2 runs"."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def format_p(p: float) -> str:

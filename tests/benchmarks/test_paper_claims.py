@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ from benchmarks.common.ledger import Ledger
 from benchmarks.paper import claim_tests
 from benchmarks.paper.claim_tests import (
     Contrast,
-    EpochsToAccuracy,
     Equivalence,
     Source,
     Spread,
     count_seeds,
     get_loss,
 )
-from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET, Claim
+from benchmarks.paper.claims import CLAIMS, CLAIMS_ON_TEST_SET
 from benchmarks.paper.judging import Verdict
 from benchmarks.paper.run_lines import (
     Results,
@@ -27,14 +25,13 @@ from benchmarks.paper.run_lines import (
 from benchmarks.paper.settled import (
     compare_forces,
     count_negative,
+    follow_smallest,
     judge_growth,
     race_conjugate_gradients,
 )
-from benchmarks.paper.verdict_table import (
-    find_edge,
-    judge_claims,
-)
+from benchmarks.paper.verdict_table import find_edge, format_section, judge_claims
 from neumann.lab.studies.study_toml import read_study_toml
+from tests.support.invented_claims import make_claim
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,27 +63,6 @@ def test_claims_name_runs_that_the_studies_plan(tmp_path):
 
 
 # ---------------------------------------------------------------------- verdicts on invented runs
-
-
-@pytest.fixture
-def study(tmp_path, monkeypatch):
-    """A study of five seeds; returns a function that records the scores of an arm."""
-    (tmp_path / "one.toml").write_text("[test]\nseeds = 5\n")
-    monkeypatch.setattr(claim_tests, "STUDIES", tmp_path)
-    count_seeds.cache_clear()
-    ledger = Ledger(tmp_path / "one.jsonl", RunKey)
-
-    def record(arm, scores, point="", **fields):
-        for seed, score in enumerate(scores):
-            result = {"diverged": True} if score is None else {"score": score}
-            ledger.add(RunKey("final", point, arm, seed), {"lr": 0.1, **result, **fields})
-
-    yield record
-    count_seeds.cache_clear()
-
-
-def make_claim(number, *tests):
-    return Claim(number, f"Claim {number}", "It is so.", "here", "`one.toml`", "A rule.", tests)
 
 
 AHEAD = Contrast(Source("one", "neumann"), Source("one", "base"), claimed=0.8)
@@ -141,7 +117,7 @@ def test_an_arm_that_diverged_is_named(study, tmp_path):
     (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
     assert row.verdict == Verdict.INCONCLUSIVE
     assert "n = 4" in row.figure
-    assert row.notes == ("1 runs diverged or did not get there",)
+    assert row.notes == ("1 run diverged",)
 
 
 def test_seeds_that_the_other_arm_lost_are_named(study, tmp_path):
@@ -197,16 +173,6 @@ def test_a_borrowed_rate_at_the_edge_is_named(tmp_path, monkeypatch):
         assert find_edge(Source("one", "short", "epochs=15"), Results(tmp_path)) == edge
 
 
-def test_a_reference_with_a_diverged_run_has_an_accuracy(study, tmp_path):
-    small = {n: Source("one", "neumann", f"s,{n}") for n in (15, 30)}
-    for epochs in (15, 30):
-        study("neumann", [90.0 + epochs / 15 + 0.01 * k for k in range(5)], f"s,{epochs}")
-    study("nesterov", [91.5, None, 91.5, 91.5, 91.5])
-    test = EpochsToAccuracy(small, small, Source("one", "nesterov"), 1.14)
-    (row,) = judge_claims(Results(tmp_path), [make_claim(2, test)])
-    assert "× the epochs to 91.5 %" in row.figure
-
-
 def test_equality_of_two_kinds_of_arms_on_average(study, tmp_path):
     study("constant 1", [94.3, 94.31, 94.29, 94.3, 94.32])
     study("constant 2", [93.7, 93.72, 93.7, 93.69, 93.7])
@@ -220,6 +186,32 @@ def test_equality_of_two_kinds_of_arms_on_average(study, tmp_path):
     assert row.verdict == Verdict.NOT_SUPPORTED
 
 
+def test_results_beside_a_claim_have_no_part_in_its_verdict(study, tmp_path):
+    study("neumann", [94.0, 94.2, 94.4, 94.1, 94.8])
+    study("base", [93.0] * 5)
+    behind = Contrast(Source("one", "base"), Source("one", "neumann"))
+    waiting = Contrast(Source("one", "other"), Source("one", "neumann"))
+    claim = dataclasses.replace(make_claim(1, AHEAD), beside=(behind, waiting))
+    (alone,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    (row,) = judge_claims(Results(tmp_path), [claim])
+    assert (row.verdict, row.figure) == (alone.verdict, alone.figure)
+    assert row.beside == ("one: base − neumann: −1.30 [−1.69, −0.91] points, n = 5",)
+    section = format_section(row)
+    assert "- **Beside it**, without a part in the verdict:\n    - one: base − neumann" in section
+    assert "Beside it" not in format_section(alone)
+
+
+def test_where_the_runs_come_from_is_said(study, tmp_path):
+    origin = {"device": "NVIDIA H200", "torch": "2.11.0"}
+    study("neumann", [94.0, 94.2, 94.4, 94.1, 94.8], **origin, commit="0123456789")
+    study("base", [93.0] * 5, **origin, commit="abcdefabcd")
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert row.notes == ("trained on NVIDIA H200, torch 2.11.0, commits 01234567, abcdefab",)
+    study("base", [93.0] * 5, **origin)
+    (row,) = judge_claims(Results(tmp_path), [make_claim(1, AHEAD)])
+    assert row.notes == ("trained on NVIDIA H200, torch 2.11.0, commit 01234567",)
+
+
 def test_losses_count_the_other_way(study, tmp_path):
     study("neumann", [1.50, 1.51, 1.52, 1.50, 1.51])
     study("base", [1.60, 1.62, 1.61, 1.60, 1.62])
@@ -227,23 +219,6 @@ def test_losses_count_the_other_way(study, tmp_path):
     (row,) = judge_claims(Results(tmp_path), [make_claim(1, ahead)])
     assert row.verdict == Verdict.SUPPORTED
     assert "nats" in row.figure
-
-
-def test_epochs_by_whole_runs(study, tmp_path):
-    """At the large batch every accuracy takes twice the epochs."""
-    small, large = ({n: Source("one", "neumann", f"{b},{n}") for n in (15, 30)} for b in "sl")
-    for epochs in (15, 30):
-        base = 90 + 2 * math.log2(epochs / 15)
-        study("neumann", [base + 0.01 * k for k in range(5)], f"s,{epochs}")
-        study("neumann", [base - 2 + 0.012 * k for k in range(5)], f"l,{epochs}")
-    study("nesterov", [90.1] * 5)
-    test = EpochsToAccuracy(small, large, Source("one", "nesterov"), 1.14)
-    (row,) = judge_claims(Results(tmp_path), [make_claim(2, test)])
-    assert row.verdict == Verdict.NOT_SUPPORTED
-    assert "5 of 5 do not get there" in row.figure
-    equal = EpochsToAccuracy(small, small, Source("one", "nesterov"), 1.14)
-    (row,) = judge_claims(Results(tmp_path), [make_claim(2, equal)])
-    assert "1.00 [1.00, 1.00] × the epochs to 90.1 %" in row.figure
 
 
 def test_forces_along_runs(tmp_path):
@@ -309,6 +284,30 @@ def test_growth_along_runs_at_a_constant_rate(bend, verdict, tmp_path):
         ]
         (tmp_path / f"growth-{seed}.json").write_text(json.dumps({"points": points}))
     assert judge_growth(results).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ((0.1, 0.2, 0.45), Verdict.SUPPORTED),
+        ((0.1, 0.2, 0.55), Verdict.INCONCLUSIVE),
+        ((0.6, 0.9, 1.3), Verdict.NOT_SUPPORTED),
+    ],
+)
+def test_the_smallest_eigenvalue_along_runs_at_a_constant_rate(left, verdict, tmp_path):
+    """|λmin| rises during the first third, then falls on a line to a share of its height."""
+    results = Results(tmp_path)
+    assert follow_smallest(results).verdict == Verdict.INCONCLUSIVE  # of the published run
+    for seed, share in enumerate(left):
+        heights = [2.0, 4.0, 6.0, *(10 - 10 * (1 - share) * k / 5 for k in range(6))]
+        points = [
+            {"epoch": e, "batches": [{"enough": {"smallest": {"value": -height}}}]}
+            for e, height in enumerate(heights)
+        ]
+        (tmp_path / f"growth-{seed}.json").write_text(json.dumps({"points": points}))
+    found = follow_smallest(results)
+    assert found.verdict == verdict
+    assert f"goes to {left[0]:.2f} to {left[-1]:.2f} of what it was, 3 runs" in found.figure
 
 
 def test_eigenvalues_of_a_new_network(tmp_path):

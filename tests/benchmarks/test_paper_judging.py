@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from benchmarks.paper.claim_tests import find_epochs, fit_slope, measure_early_drops
+from benchmarks.paper.claim_tests import fit_slope, measure_early_drops
 from benchmarks.paper.judging import (
     Evidence,
     Finding,
@@ -168,22 +168,6 @@ def test_an_arm_that_diverged_is_not_supported_by_its_other_runs():
     good, bad = Finding(0.001, 1.0), Finding(1.0, 0.001)
     assert judge(good, good, may_support=False).verdict == Verdict.INCONCLUSIVE
     assert judge(bad, bad, may_support=False).verdict == Verdict.NOT_SUPPORTED
-
-
-@pytest.mark.parametrize(
-    ("scores", "epochs", "reached"),
-    [
-        ({15: 90.0, 30: 92.0, 60: 94.0}, 30.0, True),
-        ({15: 90.0, 30: 94.0, 60: 95.0}, 15 * math.sqrt(2), True),  # half of a doubling
-        ({15: 93.0, 30: 94.0}, 15.0, True),
-        ({15: 80.0, 30: 90.0, 60: 91.9}, 60.0, False),
-        ({60: 93.0, 30: 91.0, 15: math.nan}, 30 * math.sqrt(2), True),  # diverged
-    ],
-)
-def test_epochs_to_an_accuracy(scores, epochs, reached):
-    found = find_epochs(scores, 92.0)
-    assert (found.epochs, found.reached) == (pytest.approx(epochs), reached)
-    assert found.interpolated == (reached and epochs > 15)
 
 
 def test_slope_of_a_line():

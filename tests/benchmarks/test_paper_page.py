@@ -21,7 +21,12 @@ from benchmarks.paper.run_lines import (
     RunKey,
     name_point,
 )
-from benchmarks.paper.run_tables import tabulate_epochs, tabulate_main, tabulate_scaling
+from benchmarks.paper.run_tables import (
+    tabulate_ablations,
+    tabulate_epochs,
+    tabulate_main,
+    tabulate_scaling,
+)
 from benchmarks.paper.verdict_table import (
     KIND,
     count_verdicts,
@@ -82,7 +87,7 @@ def test_an_arm_that_diverged_at_every_rate_does_not_stop_the_page(invented, num
 
 def test_tables_of_the_runs(tmp_path):
     results = Results(tmp_path)
-    for tabulate in (tabulate_main, tabulate_scaling, tabulate_epochs):
+    for tabulate in (tabulate_main, tabulate_scaling, tabulate_epochs, tabulate_ablations):
         assert tabulate(results) == "No runs yet."
     main = Ledger(tmp_path / "main-cifar10.jsonl", RunKey)
     for seed, score in enumerate((94.0, 94.2, None)):
@@ -98,14 +103,31 @@ def test_tables_of_the_runs(tmp_path):
             score = 92 + math.log2(epochs / 30) - lost
             ledger, axes = (longest, {}) if epochs == 60 else (shorter, {"epochs": epochs})
             key = RunKey("final", name_point(batch_size=batch, **axes), "nesterov", 0)
-            ledger.add(key, {"score": score})
+            ledger.add(key, {"score": score, "steps": epochs * (50_000 // batch)})
     results = Results(tmp_path)
     assert tabulate_scaling(results).splitlines()[2:] == [
-        "| Nesterov SGD | 93.00 | 92.00 | 84.00 |  |"
+        "| Nesterov SGD | 93.00 | 92.00 | 84.00 |  |",
+        "| steps of a run | 5,820 | 1,440 | 360 |  |",
     ]
     assert tabulate_epochs(results).splitlines()[0].startswith("| epochs to 92.00 % |")
     assert tabulate_epochs(results).splitlines()[2:] == [
         "| Nesterov SGD | 30.0 | 60.0 | more than 60 |  |"
+    ]
+
+
+def test_all_arms_of_the_ablations_are_listed(tmp_path):
+    ledger = Ledger(tmp_path / "clipping.jsonl", RunKey)
+    for seed, score in enumerate((1.5, 1.52, None)):
+        result = {"diverged": True} if score is None else {"score": score}
+        key = RunKey("final", name_point(clip_grad=0.05), "adam", seed)
+        ledger.add(key, {"lr": 0.002, **result})
+    ledger.add(RunKey("search", "", "adam at 0.002", 0), {"lr": 0.002, "score": 1.5})
+    Ledger(tmp_path / "warm-up.jsonl", RunKey).add(
+        RunKey("final", "", "none", 0), {"lr": 0.4, "score": 94.0}
+    )
+    assert tabulate_ablations(Results(tmp_path)).splitlines()[2:] == [
+        "| warm-up | none | 94.00 | 0.4 | 1 |",
+        "| clipping | adam (clip_grad=0.05) | 1.51 ± 0.13, 1 diverged | 0.002 | 2 |",
     ]
 
 
@@ -132,7 +154,9 @@ def test_without_results_all_rows_are_there(tmp_path):
     verdicts = {row.claim.number: row.verdict for row in rows}
     assert {n for n in CLAIMS_ON_TEST_SET if verdicts[n] != Verdict.NOT_RUN} == set()
     assert verdicts[28] == Verdict.NOT_TESTABLE
-    assert count_verdicts(rows).startswith("Of 28 claims: 2 supported, 3 not supported")
+    assert count_verdicts(rows).startswith(
+        "Of 28 claims: 2 supported, 2 not supported, 2 inconclusive"
+    )
 
 
 def test_the_page_is_up_to_date():
@@ -144,6 +168,7 @@ def test_the_page_is_up_to_date():
         "main",
         "scaling",
         "epochs",
+        "ablations",
         "figures",
         "claims",
     }

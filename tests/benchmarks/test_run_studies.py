@@ -11,7 +11,8 @@ import pytest
 from benchmarks.paper import run_studies
 from benchmarks.paper.claim_tests import STUDIES
 from benchmarks.paper.run_lines import collect_study
-from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended
+from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended, train_all
+from neumann.lab.errors import UsageError
 from neumann.lab.studies.study_toml import read_study_toml
 from tests.support.small_studies import write_study
 
@@ -63,6 +64,20 @@ def test_a_study_that_only_takes_over_runs_is_collected(sitting, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_study_that_fails_does_not_stop_the_next(sitting, monkeypatch):
+    train = Sitting.train
+
+    def fail_first(self, name):
+        if name == "first":
+            raise UsageError("there is no data")
+        return train(self, name)
+
+    monkeypatch.setattr(Sitting, "train", fail_first)
+    assert train_all(sitting, ["first", "second"]) == ([], {"first": "there is no data"})
+    assert count_ended(read_study_toml(sitting.studies / "second.toml", sitting.root / "second"))
+
+
+@pytest.mark.slow
 def test_without_time_nothing_is_trained(sitting, capfd):
     late = Sitting(sitting.studies, sitting.root, sitting.archives, deadline=time.monotonic())
     assert not late.train("first")
@@ -72,7 +87,7 @@ def test_without_time_nothing_is_trained(sitting, capfd):
 
 @pytest.mark.slow
 def test_a_signal_saves_what_runs_and_packs_what_has_ended(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.paper.run_studies", "oscillations"]
+    command = [sys.executable, "-m", "benchmarks.paper.run_studies", "reset-interval"]
     command += ["--root", str(tmp_path / "runs"), "--archives", str(tmp_path / "archives")]
     small = ["data=synthetic:8,10,4096", "model=mlp", "epochs=400", "flip=false", "shift=0"]
     command += ["--set", *small, "device=cpu", "batch-size=64"]
@@ -86,7 +101,7 @@ def test_a_signal_saves_what_runs_and_packs_what_has_ended(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "stopped: run the same command again to continue" in errors
-    assert (tmp_path / "archives/oscillations.tar.xz").exists()
+    assert (tmp_path / "archives/reset-interval.tar.xz").exists()
     assert list(tmp_path.glob("runs/*/search/*/seed-0/checkpoints/*"))
 
 
