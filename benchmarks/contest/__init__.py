@@ -7,5 +7,6 @@ one learning rate suits several networks, `recipe_images` whether the recipe is 
 after tuning, `recipe_comparisons` lists every such comparison, and `demo_rates` chooses the
 learning rates of `neumann demo`. Helpers, from the bottom up: `entrants` (who takes part, and what
 identifies a run), `tuning` (the rules), `trainer` (one run), `recipe_runs` (one run of the recipe),
-`stages` (all runs), `summary` and `markdown_tables` (what they amount to).
+`stages` (all runs), `summary` (what they amount to), `image_families` (every comparison on a test
+set, and p corrected for all of them) and `markdown_tables`.
 """

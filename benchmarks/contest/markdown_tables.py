@@ -1,4 +1,7 @@
-"""The contest as Markdown: a table per batch size, one of all, and one of everything tested."""
+"""The contest as Markdown: a table per batch size, one of all, and one of everything tested.
+
+`corrected` holds p of every comparison on the test set, from `image_families`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -6,17 +9,22 @@ from typing import Any
 
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.contest.entrants import ContestLedger
-from benchmarks.contest.summary import BatchSummary, EntrantRow, average, scores_by_seed
-from neumann.lab.studies.statistics import (
-    correct_by_holm,
-    mean_interval,
-    paired_difference,
-    select_common_seeds,
+from benchmarks.contest.image_families import Comparison, Family
+from benchmarks.contest.recipe_runs import OURS as RECIPE
+from benchmarks.contest.summary import (
+    BatchSummary,
+    EntrantRow,
+    average,
+    find_tested,
+    scores_by_seed,
 )
+from neumann.lab.studies.statistics import mean_interval
 
 HEADS = ["optimizer", "lr, decay, momentum", "held out, %", "tested, %", "n", "vs. best peer"]
 HEADS += ["p (Holm)", "running statistics, %", "s per run", "lr within a point"]
 ALIGN = "llrrrrrrrl"
+
+Corrected = Mapping[Comparison, float]
 
 
 def format_tested(ledger: ContestLedger) -> str:
@@ -37,20 +45,23 @@ def format_tested(ledger: ContestLedger) -> str:
     return f"{format_table(heads, 'lrllrrrr', rows)}\n\n{len(rows)} settings, {count} runs"
 
 
-def format_summaries(found: Mapping[str, Sequence[BatchSummary]]) -> str:
-    """The tables of all models and batch sizes."""
+def format_summaries(
+    found: Mapping[str, Sequence[BatchSummary]], corrected: Corrected | None = None
+) -> str:
+    """The tables of all models and batch sizes, without p if it is not given."""
     return "\n\n".join(
         f"{summary['model']}, batch {summary['batch']}; "
-        f"best peer, held out: {summary['best_peer']}\n\n{format_summary(summary['rows'])}"
+        f"best peer, held out: {summary['best_peer']}\n\n{format_summary(summary, corrected)}"
         for summaries in found.values()
         for summary in summaries
         if summary["rows"]
     )
 
 
-def format_summary(rows: Sequence[EntrantRow]) -> str:
+def format_summary(summary: BatchSummary, corrected: Corrected | None = None) -> str:
     """One batch size, best first, without empty columns."""
-    cells = [_format_row(row) for row in sorted(rows, key=_rank, reverse=True)]
+    ranked = sorted(summary["rows"], key=_rank, reverse=True)
+    cells = [_format_row(row, _find_p(summary, row, corrected)) for row in ranked]
     columns = list(zip(HEADS, ALIGN, *cells, strict=True))
     heads, align, *lines = zip(*(c for c in columns if any(c[2:])), strict=True)
     return format_table(heads, "".join(align), lines)
@@ -70,32 +81,59 @@ def format_overview(summaries: Sequence[BatchSummary]) -> str:
     return format_table(["test accuracy, %", *heads], "l" + "r" * len(heads), lines)
 
 
-def format_pairs(summaries: Sequence[BatchSummary], pairs: Mapping[str, str]) -> str:
-    """The lead of each optimizer over another at all batch sizes, paired by seed.
+def format_pairs(
+    summaries: Sequence[BatchSummary], pairs: Mapping[str, str], family: Family
+) -> str:
+    """The lead of each optimizer over another at all batch sizes, paired by seed."""
+    corrected = family.correct()
 
-    p is corrected by Holm's method for all cells of the table.
-    """
-    scores = [{row["entrant"]: row["scores"] for row in s["rows"]} for s in summaries]
-    found = {
-        (ours, i): paired_difference(*select_common_seeds(tested[ours], tested[rival]))
-        for ours, rival in pairs.items()
-        for i, tested in enumerate(scores)
-        if tested.get(ours) and tested.get(rival)
-    }
-    corrected = correct_by_holm([1.0 if each.p is None else each.p for each in found.values()])
-    cells = {
-        place: f"{format_difference(each.mean, each.low, each.high)}, p = {p:.2g}"
-        for (place, each), p in zip(found.items(), corrected, strict=True)
-    }
+    def format_lead(summary: BatchSummary, ours: str, rival: str) -> str:
+        tested = {row["entrant"] for row in summary["rows"] if row["scores"]}
+        if not {ours, rival} <= tested:
+            return ""
+        found = Comparison(find_tested(summary, ours), find_tested(summary, rival))
+        lead = family.leads[found]
+        difference = format_difference(lead.mean, lead.low, lead.high)
+        return f"{difference}, p = {corrected[found]:.2g}"
+
     heads = ["points of accuracy", *(f"batch {s['batch']}" for s in summaries)]
     lines = [
-        [f"{ours} over {rival}", *(cells.get((ours, i), "") for i in range(len(scores)))]
+        [f"{ours} over {rival}", *(format_lead(s, ours, rival) for s in summaries)]
         for ours, rival in pairs.items()
     ]
-    return format_table(heads, "l" + "r" * len(scores), lines)
+    return format_table(heads, "l" + "r" * len(summaries), lines)
 
 
-def _format_row(row: EntrantRow) -> list[str]:
+def format_families(
+    found: Mapping[str, Sequence[BatchSummary]], families: Mapping[str, Family]
+) -> str:
+    """How many comparisons have touched each test set."""
+    chosen = {
+        find_tested(summary, row["entrant"])
+        for summaries in found.values()
+        for summary in summaries
+        for row in summary["rows"]
+    }
+    rows = []
+    for name, family in families.items():
+        recipe = sum(each.ours.entrant == RECIPE for each in family.leads)
+        shown = sum(chosen.issuperset(each) for each in family.leads)
+        others = len(family.leads) - shown - recipe
+        counts = shown, others, recipe, family.to_come, len(family)
+        rows.append((name, *map(str, counts)))
+    heads = ["test set", "settings of the tables", "superseded settings", "the untuned recipe"]
+    return format_table([*heads, "still to come", "all"], "lrrrrr", rows)
+
+
+def _find_p(summary: BatchSummary, row: EntrantRow, corrected: Corrected | None) -> float | None:
+    """The corrected p of the difference to the best peer."""
+    if corrected is None or (row["difference"] or {}).get("p") is None:
+        return None
+    ours, peer = (find_tested(summary, name) for name in (row["entrant"], summary["best_peer"]))
+    return corrected[Comparison(ours, peer)]
+
+
+def _format_row(row: EntrantRow, p: float | None) -> list[str]:
     interval, difference, lrs = row["interval"], row["difference"] or {}, row["range"]
     return [
         _format_name(row),
@@ -104,7 +142,7 @@ def _format_row(row: EntrantRow) -> list[str]:
         _format_interval(interval),
         str(interval["n"]) + (f" ({interval['diverged']} ✗)" if interval["diverged"] else ""),
         format_difference(difference.get("mean"), difference.get("low"), difference.get("high")),
-        format_cell(difference.get("p_holm"), "{:.2g}"),
+        format_cell(p, "{:.2g}"),
         format_cell(row["with_training_statistics"], "{:.2f}"),
         format_cell(row["seconds"], "{:.1f}"),
         "" if lrs is None else _format_range(lrs["low"], lrs["high"]),

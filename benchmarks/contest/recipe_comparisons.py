@@ -3,20 +3,27 @@
     python -m benchmarks.contest.recipe_comparisons
 
 Text and images, the published tests and the earlier ones, read from the ledgers of
-`benchmarks.language.recipe_untuned` and `recipe_images`. p is corrected by Holm's method over all
-of them.
+`benchmarks.language.recipe_untuned` and `recipe_images`. p is corrected by Holm's method: on text
+over all comparisons here, on images over every comparison on the same test set, also those of the
+contest (`image_families`).
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.jobs import require_results
 from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_cell, format_difference, format_table
-from benchmarks.contest.entrants import ContestLedger, read_accuracy
-from benchmarks.contest.recipe_runs import OURS, PEERS
+from benchmarks.contest.image_families import (
+    CIFAR10,
+    CIFAR100,
+    RECIPE_SEEDS,
+    RESULTS,
+    load_families,
+)
+from benchmarks.contest.recipe_runs import OURS
 from benchmarks.language import recipe_tests
 from benchmarks.language.language_runs import RunKey
 from neumann.lab.studies.statistics import (
@@ -26,11 +33,8 @@ from neumann.lab.studies.statistics import (
     select_common_seeds,
 )
 
-RESULTS = Path("results")
 TEXTS = {"MDN text": "language/recipe.jsonl", ".NET text": "language/recipe-dotnet.jsonl"}
-IMAGES = {"CIFAR-10": "recipe-cifar10.jsonl", "CIFAR-100": "recipe-cifar100.jsonl"}
 TEXT_SEEDS = range(1, 11), range(11, 21)  # of the first and the second test
-IMAGE_SEEDS = range(10, 20), range(20, 30)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Comparison:
     test: int  # the first or the second
     peer: str
     lead: Difference  # nats or points: positive if the recipe leads
+    p: float  # corrected
+    family: int  # for so many comparisons
 
 
 def list_comparisons(folder: Path = RESULTS) -> list[Comparison]:
@@ -48,7 +54,13 @@ def list_comparisons(folder: Path = RESULTS) -> list[Comparison]:
     return [*_compare_on_text(folder), *_compare_on_images(folder)]
 
 
-def _compare_on_text(folder: Path) -> Iterator[Comparison]:
+def _compare_on_text(folder: Path) -> list[Comparison]:
+    found = list(_find_leads_on_text(folder))
+    corrected = correct_by_holm([1.0 if lead.p is None else lead.p for *_, lead in found])
+    return [Comparison(*each, p, len(found)) for each, p in zip(found, corrected, strict=True)]
+
+
+def _find_leads_on_text(folder: Path) -> Iterator[tuple[str, int, str, Difference]]:
     for text, name in TEXTS.items():
         ledger = Ledger(folder / name, RunKey)
         for length in recipe_tests.LENGTHS:
@@ -58,29 +70,22 @@ def _compare_on_text(folder: Path) -> Iterator[Comparison]:
                 for peer in recipe_tests.PEERS:
                     theirs = recipe_tests.find_tested(ledger, peer, length, seeds)
                     if theirs:
-                        yield Comparison(task, test, peer, _find_lead(theirs, ours))
+                        lead = paired_difference(*select_common_seeds(theirs, ours))
+                        yield task, test, peer, lead
 
 
 def _compare_on_images(folder: Path) -> Iterator[Comparison]:
-    for task, name in IMAGES.items():
-        errors: dict[str, dict[int, float]] = {}
-        for key, run in ContestLedger(folder / name).runs.items():
-            if key.stage == "final":
-                errors.setdefault(key.entrant, {})[key.seed] = 100 - read_accuracy(run)
-        for test, seeds in enumerate(IMAGE_SEEDS, start=1):
-            for peer in PEERS:
-                theirs = {seed: errors[peer][seed] for seed in seeds if seed in errors[peer]}
-                if theirs:
-                    lead = _find_lead(theirs, errors[OURS])
-                    yield Comparison(task, test, peer, lead)
-
-
-def _find_lead(theirs: Mapping[int, float], ours: Mapping[int, float]) -> Difference:
-    return paired_difference(*select_common_seeds(theirs, ours))
+    first_seeds = [seeds.start for seeds in RECIPE_SEEDS]
+    for task, family in load_families(folder).items():
+        corrected = family.correct()
+        for found, lead in family.leads.items():
+            if found.ours.entrant == OURS:
+                test = 1 + first_seeds.index(found.ours.seed)
+                p = corrected[found]
+                yield Comparison(task, test, found.rival.entrant, lead, p, len(family))
 
 
 def format_comparisons(found: list[Comparison]) -> str:
-    p_values = correct_by_holm([1.0 if c.lead.p is None else c.lead.p for c in found])
     rows = [
         (
             c.task,
@@ -89,18 +94,19 @@ def format_comparisons(found: list[Comparison]) -> str:
             str(c.lead.n),
             format_difference(c.lead.mean, c.lead.low, c.lead.high, 2 if "CIFAR" in c.task else 4),
             format_cell(c.lead.p, "{:.2g}"),
-            f"{p:.2g}",
+            f"{c.p:.2g}",
+            str(c.family),
         )
-        for c, p in zip(found, p_values, strict=True)
+        for c in found
     ]
-    heads = ("task", "test", "peer", "n", "lead of the recipe", "p", "p (Holm)")
-    return f"{len(found)} comparisons\n" + format_table(heads, "lllrrrr", rows)
+    heads = ("task", "test", "peer", "n", "lead of the recipe", "p", "p (Holm)", "corrected for")
+    return f"{len(found)} comparisons\n" + format_table(heads, "lllrrrrr", rows)
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.parse_args()
-    for name in (*TEXTS.values(), *IMAGES.values()):
+    for name in (*TEXTS.values(), *CIFAR10, *CIFAR100):
         require_results(parser, RESULTS / name)
     print(format_comparisons(list_comparisons()))
 

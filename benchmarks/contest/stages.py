@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.ledger import MissingRunError, Runner, claim
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, Setting, read_accuracy
-from benchmarks.contest.summary import BatchSummary, correct_for_all, summarize
+from benchmarks.contest.summary import BatchSummary, summarize
 from benchmarks.contest.tuning import (
     FINAL_EPOCHS,
     LARGE_BATCH,
@@ -95,12 +95,10 @@ class Contest:
     def summarize(self, first_seed: int = 0) -> dict[str, list[BatchSummary]]:
         """The outcome for each model and batch size, from the seeds at or above `first_seed`."""
         batches = {"resnet9": sorted(BATCHES), TRANSFER_MODEL: [8192]}
-        found = {
+        return {
             model: [summarize(self._ledger, self.tuning(b), model, first_seed) for b in sizes]
             for model, sizes in batches.items()
         }
-        correct_for_all(found)
-        return found
 
     @property
     def _runner(self) -> Runner[RunKey]:

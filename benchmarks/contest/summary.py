@@ -1,25 +1,19 @@
 """What the contest has found: the tested winners of each batch size beside the best peer.
 
 The best peer is the competing optimizer with the best held-out score; those tuned at full length
-come first. Differences to it are paired by seed, and p is corrected for all comparisons at once. A
-run that diverged has no score; it is counted.
+come first. Differences to it are paired by seed, and their p is that of one comparison by itself:
+`image_families` corrects it. A run that diverged has no score; it is counted.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.common.ledger import MissingRunError, Run
-from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, read_accuracy
+from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.tuning import FINAL_EPOCHS, Search, Tuning
-from neumann.lab.studies.statistics import (
-    correct_by_holm,
-    mean_interval,
-    paired_difference,
-    select_common_seeds,
-)
+from neumann.lab.studies.statistics import mean_interval, paired_difference, select_common_seeds
 
 EntrantRow = dict[str, Any]  # an entrant at one batch size, as in results/large-batch.json
 BatchSummary = dict[str, Any]  # model, batch, best_peer, and the rows of all entrants
@@ -47,14 +41,11 @@ def summarize(
     return {"model": model, "batch": tuning.batch, "best_peer": name, "rows": rows}
 
 
-def correct_for_all(found: Mapping[str, Sequence[BatchSummary]]) -> int:
-    """Correct p for all comparisons of a contest at once (Holm). Returns their number."""
-    rows = [row for summaries in found.values() for s in summaries for row in s["rows"]]
-    compared = [row["difference"] for row in rows if (row["difference"] or {}).get("p") is not None]
-    corrected = correct_by_holm([difference["p"] for difference in compared])
-    for difference, p in zip(compared, corrected, strict=True):
-        difference["p_holm"] = p
-    return len(compared)
+def find_tested(summary: BatchSummary, entrant: str) -> RunKey:
+    """What identifies the final runs of an entrant, at seed 0."""
+    setting = next(row["setting"] for row in summary["rows"] if row["entrant"] == entrant)
+    model, batch = summary["model"], summary["batch"]
+    return RunKey("final", model, batch, FINAL_EPOCHS, entrant, Setting(**setting))
 
 
 def scores_by_seed(runs: dict[int, Run]) -> dict[int, float]:

@@ -1,52 +1,73 @@
-"""Write the contest's tables into the docs, from the JSON of `large_batch table`.
+"""Write the contest's tables into the docs, from the JSON of `large_batch table` and all runs.
 
     python -m benchmarks.contest.update_pages
 
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
-`forms` (the same for a few optimizers), `pairs` (a form beside its rival), a batch size, or a model
-and a batch size. The rest of a page does not change.
+`forms` (the same for a few optimizers), `pairs` (a form beside its rival), `families` (how many
+comparisons p is corrected for), `cifar100` (the same settings on CIFAR-100), a batch size, or a
+model and a batch size. The rest of a page does not change.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.ablations.other_data_table import format_scores
 from benchmarks.common.pages import fill_parts
-from benchmarks.contest.markdown_tables import format_overview, format_pairs, format_summary
+from benchmarks.contest.entrants import ContestLedger
+from benchmarks.contest.image_families import (
+    BEST_PEER,
+    CIFAR100,
+    OTHER_FORMS,
+    SPECTRAL,
+    Family,
+    load_families,
+)
+from benchmarks.contest.markdown_tables import (
+    format_families,
+    format_overview,
+    format_pairs,
+    format_summary,
+)
 from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
 PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
 # Each form of this package, and the optimizer to compare it with. The first pair is in all tables.
-OTHER_FORMS = {"Neumann diagonal": "AdamW", "Neumann (paper)": "SGD-Nesterov"}
-FORMS = {"Neumann spectral": "Muon", **OTHER_FORMS}
+FORMS = {SPECTRAL: BEST_PEER, **OTHER_FORMS}
 KIND = "contest"  # of parts of a page
 
 
-def fill_page(page: str, found: Mapping[str, Sequence[BatchSummary]]) -> str:
+def fill_page(
+    page: str, found: Mapping[str, Sequence[BatchSummary]], families: Mapping[str, Family]
+) -> str:
     """The page with its tables up to date."""
     compared = {*FORMS, *FORMS.values()}
     forms: list[BatchSummary] = [
         {**summary, "rows": [row for row in summary["rows"] if row["entrant"] in compared]}
         for summary in found["resnet9"]
     ]
+    on_cifar100 = ContestLedger(ROOT / "results" / CIFAR100[0])
     tables = {
         "overview": format_overview(found["resnet9"]),
         "forms": format_overview(forms),
-        "pairs": format_pairs(found["resnet9"], OTHER_FORMS),
+        "pairs": format_pairs(found["resnet9"], OTHER_FORMS, families["CIFAR-10"]),
+        "families": format_families(found, families),
+        "cifar100": format_scores(on_cifar100, families["CIFAR-100"], unchanged=True),
     }
+    corrected = families["CIFAR-10"].correct()
     for model, summaries in found.items():
         for summary in summaries:
             prefix = "" if model == "resnet9" else f"{model} "
-            tables[f"{prefix}{summary['batch']}"] = format_summary(summary["rows"])
+            tables[f"{prefix}{summary['batch']}"] = format_summary(summary, corrected)
     return fill_parts(page, KIND, tables)
 
 
 def main() -> None:
-    found = json.loads(SUMMARY.read_text())
+    found, families = json.loads(SUMMARY.read_text()), load_families(ROOT / "results")
     for path in PAGES:
-        path.write_text(fill_page(path.read_text(), found))
+        path.write_text(fill_page(path.read_text(), found, families))
 
 
 if __name__ == "__main__":

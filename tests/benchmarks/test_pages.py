@@ -1,13 +1,27 @@
 """The contest's tables in README and docs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.common.pages import list_parts
 from benchmarks.contest.draw_figure import draw_contest
-from benchmarks.contest.markdown_tables import format_overview, format_pairs, format_summary
+from benchmarks.contest.entrants import ContestLedger, RunKey, Setting
+from benchmarks.contest.image_families import Comparison, Family, find_cifar10, load_families
+from benchmarks.contest.markdown_tables import (
+    format_families,
+    format_overview,
+    format_pairs,
+    format_summary,
+)
 from benchmarks.contest.update_pages import KIND, PAGES, SUMMARY, fill_page
+from neumann.lab.studies.statistics import paired_difference
+
+
+@pytest.fixture(scope="module")
+def families():
+    return load_families()
 
 
 def row(entrant, mean, *, ours=False, **changes):
@@ -33,12 +47,21 @@ def untested(entrant):
     return row(entrant, 0.0, scores={}, interval=nothing, steps=None)
 
 
-SMALL = {"batch": 512, "rows": [row("LAMB", 93.0), row("LARS", 93.5), row("Muon", 94.0)]}
+def final_key(entrant, batch):
+    return RunKey("final", "resnet9", batch, 24, entrant, Setting(0.04, 2.0, 0.6))
+
+
+SMALL = {
+    "model": "resnet9",
+    "batch": 512,
+    "rows": [row("LAMB", 93.0), row("LARS", 93.5), row("Muon", 94.0)],
+}
 LARGE = {
+    "model": "resnet9",
     "batch": 8192,
     "rows": [row("LAMB", 88.0), row("Muon", 94.1), untested("LARS")],
 }
-FURTHER = {"batch": 16384, "rows": [untested("Muon")]}
+FURTHER = {"model": "resnet9", "batch": 16384, "rows": [untested("Muon")]}
 
 
 def test_overview_lists_the_tested_best_first():
@@ -51,24 +74,50 @@ def test_overview_lists_the_tested_best_first():
     ]
 
 
-def test_pairs_are_matched_by_seed_and_corrected_together():
+def test_pairs_are_matched_by_seed_and_corrected_together(tmp_path):
     """Pairs that differ by 2 and 6 have t = 2 and p = 0.295; Holm doubles it for two of them."""
-    ours = row("diagonal", 0, scores={"0": 92.0, "1": 97.0, "2": 50.0})
-    rival = row("AdamW", 0, scores={"0": 90.0, "1": 91.0})
-    batches = [{"batch": batch, "rows": [ours, rival]} for batch in (512, 2048)]
-    batches.append({"batch": 8192, "rows": [ours, untested("AdamW")]})
+    ledger, names = ContestLedger(tmp_path / "runs.jsonl"), ("Neumann diagonal", "AdamW")
+    for batch in (512, 2048):
+        for name, scores in zip(names, ([92.0, 97.0, 50.0], [90.0, 91.0]), strict=True):
+            for seed, score in enumerate(scores):
+                key = replace(final_key(name, batch), seed=seed)
+                ledger.add(key, {"accuracy": score, "recalibrated": None})
+    family = find_cifar10(ledger, ContestLedger(tmp_path / "none.jsonl"))
+    ours, rival = (row(name, 90.0) for name in names)
+    batches = [{"model": "resnet9", "batch": batch, "rows": [ours, rival]} for batch in (512, 2048)]
+    batches.append({"model": "resnet9", "batch": 8192, "rows": [ours, untested("AdamW")]})
     cell = "+4.00 [−21.41, +29.41], p = 0.59"
-    assert format_pairs(batches, {"diagonal": "AdamW"}).splitlines() == [
+    assert format_pairs(batches, dict([names]), family).splitlines() == [
         "| points of accuracy | batch 512 | batch 2048 | batch 8192 |",
         "| --- | --: | --: | --: |",
-        f"| diagonal over AdamW | {cell} | {cell} |  |",
+        f"| Neumann diagonal over AdamW | {cell} | {cell} |  |",
+    ]
+
+
+def test_families_are_counted_by_what_was_compared():
+    lead = paired_difference([94.0, 95.0], [93.0, 93.5])
+    muon, older = (
+        final_key("Muon", 512),
+        replace(final_key("Muon", 512), setting=Setting(0.3, 2.0, 0.6)),
+    )
+    lamb, recipe = final_key("LAMB", 512), final_key("recipe", 512)
+    pairs = (lamb, muon), (lamb, older), (final_key("LARS", 512), older), (recipe, muon)
+    family = Family({Comparison(*pair): lead for pair in pairs}, to_come=8)
+    assert format_families({"resnet9": [SMALL]}, {"digits": family}).splitlines() == [
+        "| test set | settings of the tables | superseded settings | the untuned recipe "
+        "| still to come | all |",
+        "| --- | --: | --: | --: | --: | --: |",
+        "| digits | 1 | 2 | 1 | 8 | 12 |",
     ]
 
 
 def test_empty_columns_are_left_out():
-    difference = {"mean": -0.5, "low": -0.7, "high": -0.3, "p": 0.001, "p_holm": 0.002}
+    difference = {"mean": -0.5, "low": -0.7, "high": -0.3, "p": 0.001}
     rows = [row("Neumann spectral", 93.5, ours=True, difference=difference), row("Muon", 94.0)]
-    assert format_summary(rows).splitlines() == [
+    summary = {"model": "resnet9", "batch": 512, "best_peer": "Muon", "rows": rows}
+    corrected = {Comparison(final_key("Neumann spectral", 512), final_key("Muon", 512)): 0.002}
+    assert "p (Holm)" not in format_summary(summary)
+    assert format_summary(summary, corrected).splitlines() == [
         "| optimizer | lr, decay, momentum | held out, % | tested, % | n | vs. best peer "
         "| p (Holm) |",
         "| --- | --- | --: | --: | --: | --: | --: |",
@@ -78,26 +127,26 @@ def test_empty_columns_are_left_out():
     ]
 
 
-def test_tables_go_between_their_marks():
+def test_tables_go_between_their_marks(families):
     found = {"resnet9": [SMALL], "resnet18": [LARGE]}
     page = "a\n<!-- contest {} -->\nold\n| old |\n<!-- end of contest -->\nz"
     for name, expected in (
         ("overview", format_overview([SMALL])),
-        ("forms", format_overview([{"batch": 512, "rows": [row("Muon", 94.0)]}])),
-        ("512", format_summary(SMALL["rows"])),
-        ("resnet18 8192", format_summary(LARGE["rows"])),
+        ("forms", format_overview([{**SMALL, "rows": [row("Muon", 94.0)]}])),
+        ("512", format_summary(SMALL)),
+        ("resnet18 8192", format_summary(LARGE)),
     ):
-        once = fill_page(page.format(name), found)
+        once = fill_page(page.format(name), found, families)
         assert once == page.format(name).replace("old\n| old |", expected)
-        assert fill_page(once, found) == once
+        assert fill_page(once, found, families) == once
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_pages_are_up_to_date(path):
+def test_pages_are_up_to_date(path, families):
     """If this fails, run python -m benchmarks.contest.update_pages."""
     page = path.read_text()
     assert list_parts(page, KIND)
-    assert fill_page(page, json.loads(SUMMARY.read_text())) == page
+    assert fill_page(page, json.loads(SUMMARY.read_text()), families) == page
 
 
 def test_figure_of_the_tested(tmp_path):

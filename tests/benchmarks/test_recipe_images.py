@@ -8,6 +8,7 @@ import torch
 from benchmarks.common.ledger import Runner
 from benchmarks.contest import lr_by_network, recipe_comparisons, recipe_images
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
+from benchmarks.contest.image_families import load_families
 from benchmarks.contest.recipe_runs import OURS, RecipeTrainer, make_recipe
 from neumann import Neumann, param_groups
 from neumann.lab.models.image_models import resnet9
@@ -90,9 +91,15 @@ def test_every_comparison_with_a_tested_peer_is_listed():
     muon = {c.task: c.lead for c in found if "muon" in c.peer.lower() and c.test == 2}
     assert len(muon) == 5
     assert all(lead.n == 10 and lead.low > 0 for lead in muon.values())
+    on_text = [c for c in found if "text" in c.task]
+    assert {c.family for c in on_text} == {len(on_text)}
+    smallest = min(on_text, key=lambda c: c.lead.p)
+    assert smallest.p == pytest.approx(len(on_text) * smallest.lead.p)
+    for task, family in load_families().items():
+        listed = [c for c in found if c.task == task]
+        assert len(listed) == 3
+        assert {c.family for c in listed} == {len(family)}
+        assert {c.p for c in listed} <= set(family.correct().values())
     rows = recipe_comparisons.format_comparisons(found).splitlines()[3:]
-    p_values = [[float(cell) for cell in row.strip("| ").split(" | ")[-2:]] for row in rows]
+    p_values = [[float(cell) for cell in row.strip("| ").split(" | ")[-3:-1]] for row in rows]
     assert all(p <= corrected for p, corrected in p_values)
-    smallest, largest = min(p_values), max(p_values)
-    assert smallest[1] == pytest.approx(15 * smallest[0], rel=0.05)
-    assert largest[1] == largest[0]
