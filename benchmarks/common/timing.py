@@ -1,7 +1,8 @@
 """Clocks for work that runs asynchronously on a GPU."""
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,3 +43,8 @@ def take_turns(timers: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
         for name, timer in timers.items():
             times[name].append(timer())
     return {name: found[1:] for name, found in times.items()}
+
+
+def find_quartiles(values: Sequence[float]) -> list[float] | None:
+    """The lower quartile, the median and the upper quartile; None without values."""
+    return statistics.quantiles(values, n=4, method="inclusive") if values else None

@@ -15,5 +15,5 @@ state_rounding          bfloat16 state
 tune_blocks             block sizes of the CUDA kernel
 scale_table             operations and bytes of distributed P, computed
 
-Helpers: `shapes`, `networks`, `candidates`, `peers`, `timed_optimizer`, `versions`.
+Helpers: `shapes`, `networks`, `candidates`, `peers`, `timed_optimizer`, `timed_peer`, `versions`.
 """

@@ -2,9 +2,10 @@
 
 Neumann takes all parameters, by role. In every peer the hidden matrices go to Muon or SOAP and all
 other parameters (embeddings, output layer, biases, norms) to AdamW: the peer's own where it has
-one, torch's fused one elsewhere.
+one, torch's fused one elsewhere. Fused AdamW for all parameters is there for scale.
 """
 
+import gc
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from neumann.optim.roles import HIDDEN, find_roles
 
 LR = 1e-6  # the values of the weights should stay what they are
 REFERENCE = "torch Muon"
+SOAP_PERIOD = 2  # steps between two renewals of SOAP's bases: heavyball's default
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Stepping:
 
     optimizers: list[torch.optim.Optimizer]
     gradients: list[tuple[Tensor, Tensor]]  # of each parameter
+    graph_bytes: int = 0  # GPU memory that a CUDA graph keeps, beyond parameters and state
 
     def give_gradients(self) -> None:
         """Before every step: a peer may drop them after its own."""
@@ -48,6 +51,7 @@ class Peer:
     note: str  # who takes which parameters
     package: str | None = None  # that it needs, beyond torch
     on_cuda_only: bool = False
+    period: int = 1  # steps after which its work repeats
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -73,8 +77,21 @@ def build_neumann(model: nn.Module, **options: Any) -> Stepping:
     return Stepping([neumann.Neumann(groups, lr=LR, fused=fused, **options)], gradients)
 
 
+def build_plain(model: nn.Module) -> Stepping:
+    """Neumann with P = I and no forces: what is left of its step without P."""
+    gradients = make_gradients(list(model.parameters()))
+    fused = True if gradients[0][0].is_cuda else None
+    plain: dict[str, Any] = {"warmup_steps": 0, "reset_steps": 0, "cubic": 0.0, "repulsive": 0.0}
+    optimizer = neumann.Neumann([p for p, _ in gradients], lr=LR, fused=fused, **plain)
+    return Stepping([optimizer], gradients)
+
+
 class CapturedStepping(Stepping):
-    """A step in a CUDA graph, replayed: what is left of it without the host."""
+    """A step in a CUDA graph, replayed: what is left of it without the host.
+
+    A graph has a memory pool of its own. Nobody else can use it between steps, and the allocator
+    counts what is free in it as free, so `graph_bytes` is measured here.
+    """
 
     def __init__(self, stepping: Stepping) -> None:
         super().__init__(stepping.optimizers, stepping.gradients)
@@ -85,38 +102,52 @@ class CapturedStepping(Stepping):
             for _ in range(3):  # builds tables and compiles kernels
                 super().step()
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()  # what is reserved from here on belongs to the graph
+        before = count_free_bytes()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             super().step()
+        self.graph_bytes = count_free_bytes() - before
 
     def step(self) -> None:
         self._graph.replay()
 
 
-def build_captured(model: nn.Module) -> Stepping:
-    return CapturedStepping(build_neumann(model, capturable=True))
+def count_free_bytes() -> int:
+    """GPU memory that the allocator holds and no tensor uses."""
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
-def build_torch_muon(model: nn.Module) -> Stepping:
-    """Takes matrices alone, so convolutions are seen as out × (in·kh·kw), in the same memory."""
+def capture(model: nn.Module, build: Callable[..., Stepping]) -> Stepping:
+    return CapturedStepping(build(model, capturable=True))
+
+
+def build_torch_muon(model: nn.Module, *, capturable: bool = False) -> Stepping:
+    """Takes matrices alone, so convolutions are seen as out × (in·kh·kw), in the same memory.
+
+    Muon itself can be captured as it is: only AdamW has an option for it.
+    """
     hidden, rest = split_parameters(model)
     gradients = make_gradients(hidden)
     flat = [nn.Parameter(p.detach().flatten(1)) for p in hidden]
     seen = [(q, g.flatten(1)) for q, (_, g) in zip(flat, gradients, strict=True)]
     muon: Any = torch.optim.Muon(flat, lr=LR)
-    return Stepping([muon, adamw(rest)], [*seen, *make_gradients(rest)])
+    optimizers = [muon, adamw(rest, capturable=capturable)]
+    return Stepping(optimizers, [*seen, *make_gradients(rest)])
 
 
-def build_heavyball(model: nn.Module, name: str) -> Stepping:
+def build_heavyball(model: nn.Module, name: str, **options: Any) -> Stepping:
     import heavyball
 
     hidden, rest = split_parameters(model)
     gradients = make_gradients([*hidden, *rest])
-    optimizer = getattr(heavyball, name)(hidden, lr=LR)
+    optimizer = getattr(heavyball, name)(hidden, lr=LR, **options)
     return Stepping([optimizer, adamw(rest)], gradients)
 
 
-def build_pytorch_optimizer(model: nn.Module) -> Stepping:
+def build_pytorch_optimizer(model: nn.Module, **options: Any) -> Stepping:
     import pytorch_optimizer
 
     hidden, rest = split_parameters(model)
@@ -124,37 +155,56 @@ def build_pytorch_optimizer(model: nn.Module) -> Stepping:
         {"params": hidden, "lr": LR, "use_muon": True},
         {"params": rest, "lr": LR, "use_muon": False},
     ]
-    return Stepping([pytorch_optimizer.Muon(groups)], make_gradients([*hidden, *rest]))
+    optimizer = pytorch_optimizer.Muon(groups, **options)
+    return Stepping([optimizer], make_gradients([*hidden, *rest]))
 
 
-def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=LR, fused=True)
+def build_adamw(model: nn.Module) -> Stepping:
+    parameters = list(model.parameters())
+    return Stepping([adamw(parameters)], make_gradients(parameters))
 
 
+def adamw(parameters: list[nn.Parameter], *, capturable: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LR, fused=True, capturable=capturable)
+
+
+ALL = "takes all parameters, by role"
 FUSED = "AdamW fused of torch takes all but the hidden matrices"
+OWN = "its own AdamW takes all but the hidden matrices"
+MATRICES = f"{FUSED}; convolutions as matrices"
+REPLAYED = "replayed as a CUDA graph"
 PEERS = [
-    Peer("Neumann spectral", build_neumann, "takes all parameters, by role"),
-    Peer(
-        "Neumann spectral, bf16 state",
-        partial(build_neumann, state_dtype=torch.bfloat16),
-        "takes all parameters, by role",
-    ),
+    Peer("Neumann spectral", build_neumann, ALL),
+    Peer("Neumann spectral, bf16 state", partial(build_neumann, state_dtype=torch.bfloat16), ALL),
     Peer(
         "Neumann spectral, captured",
-        build_captured,
-        "takes all parameters, by role; capturable=True, replayed as a CUDA graph, whose memory "
-        "counts as state",
+        partial(capture, build=build_neumann),
+        f"{ALL}; capturable=True, {REPLAYED}",
         on_cuda_only=True,
     ),
-    Peer(REFERENCE, build_torch_muon, f"{FUSED}; convolutions as matrices"),
-    Peer("heavyball Muon", partial(build_heavyball, name="Muon"), FUSED, "heavyball"),
-    Peer("heavyball SOAP", partial(build_heavyball, name="SOAP"), FUSED, "heavyball"),
+    Peer(REFERENCE, build_torch_muon, MATRICES),
     Peer(
-        "pytorch_optimizer Muon",
-        build_pytorch_optimizer,
-        "its own AdamW takes all but the hidden matrices",
+        f"{REFERENCE}, captured",
+        partial(capture, build=build_torch_muon),
+        f"{MATRICES}; {REPLAYED}, in which Muon's learning rate cannot change",
+        on_cuda_only=True,
+    ),
+    Peer("heavyball Muon", partial(build_heavyball, name="Muon"), FUSED, "heavyball"),
+    Peer(
+        "heavyball SOAP",
+        partial(build_heavyball, name="SOAP", precondition_frequency=SOAP_PERIOD),
+        f"{FUSED}; times are means over {SOAP_PERIOD} steps, of which one renews the bases",
+        "heavyball",
+        period=SOAP_PERIOD,
+    ),
+    Peer("pytorch_optimizer Muon", build_pytorch_optimizer, OWN, "pytorch_optimizer"),
+    Peer(
+        "pytorch_optimizer Muon, Gram",
+        partial(build_pytorch_optimizer, ns_method="gram_newton_schulz"),
+        f'{OWN}; ns_method="gram_newton_schulz"',
         "pytorch_optimizer",
     ),
+    Peer("torch AdamW, fused", build_adamw, "takes all parameters and orthogonalizes none"),
 ]
 
 
@@ -169,7 +219,7 @@ def find_peers(
     for peer in chosen:
         if peer.package is not None and importlib.util.find_spec(peer.package) is None:
             missing[peer.name] = f"{peer.package} is not installed"
-        elif peer.name == REFERENCE and not hasattr(torch.optim, "Muon"):
+        elif peer.name.startswith(REFERENCE) and not hasattr(torch.optim, "Muon"):
             missing[peer.name] = f"torch {torch.__version__} has no Muon"
     return [p for p in chosen if p.name not in missing], missing
 

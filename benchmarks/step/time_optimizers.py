@@ -5,13 +5,13 @@
 
 All optimizers run in one process, in rounds that visit them in a random order, so that ratios mean
 something on a noisy machine. `wall` is the median time of step() with its Python, until the device
-has finished. `gpu` is the time that the device is busy with it; launch latency does not count.
+has finished. `gpu` is the time that the device is busy with it; launch latency does not count. An
+optimizer that fails, for lack of memory for example, has a row that says why.
 
 With --before, two versions of the library are measured instead: the imported one and the one in
 the given source folder. See benchmarks/step/versions.py.
 """
 
-import gc
 import sys
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.step.candidates import all_candidates, select
 from benchmarks.step.shapes import CASES, PUBLISHED
-from benchmarks.step.timed_optimizer import TimedOptimizer, time_in_rounds
+from benchmarks.step.timed_optimizer import TimedOptimizer, free_memory, time_in_rounds
 from benchmarks.step.versions import compare_versions, format_ratios
 
 REFERENCE = "AdamW fused"
@@ -38,29 +38,31 @@ def measure(
     for number, candidate in enumerate(chosen, start=1):
         show_progress(f"{CASES[case].title}: building {number}/{len(chosen)} {candidate.name}")
         timed.append(TimedOptimizer(candidate, CASES[case].shapes, device))
+        timed[-1].attempt(timed[-1].build)
     for rounds, passed in time_in_rounds(timed, seconds):
         show_progress(f"{CASES[case].title}: round {rounds}, {passed:.0f} s")
     rows = [make_row(case, entry) for entry in timed]
-    del timed
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    timed.clear()
+    free_memory(device)
     return rows
 
 
 def make_row(case: str, timed: TimedOptimizer) -> dict[str, Any]:
-    """One optimizer on one case; times are medians."""
+    """One optimizer on one case, or why it was not measured; times are medians."""
+    named = {"case": case, "name": timed.candidate.name}
+    peak = None if timed.error else timed.attempt(timed.measure_peak_bytes)
+    if timed.error:
+        return {**named, "error": timed.error}
     walls = sorted(timed.wall_ms)
     moved = timed.candidate.bytes_per_weight
     return {
-        "case": case,
-        "name": timed.candidate.name,
+        **named,
         "wall_ms": median(walls),
         "wall_quartiles_ms": (walls[len(walls) // 4], walls[3 * len(walls) // 4]),
         "gpu_ms": median(timed.gpu_ms) if timed.gpu_ms else None,
         "bytes_moved": None if moved is None else moved * CASES[case].weights,
         "state_bytes": timed.count_state_bytes(),
-        "peak_bytes": timed.measure_peak_bytes(),  # beyond parameters, gradients and state
+        "peak_bytes": peak,  # beyond parameters, gradients and state
         "rounds": len(walls),
     }
 
@@ -81,9 +83,14 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     def bandwidth(row: dict[str, Any]) -> float | None:
         return ratio(row.get("bytes_moved"), row.get("gpu_ms") or row.get("wall_ms"))
 
+    heads = ["optimizer", "wall ms", "×", "gpu ms", "×", "GB moved", "of copy"]
+    heads += ["state GB", "peak GB"]
     cells = []
     for row in rows:
         cells.append([row["name"]])
+        if "error" in row:
+            cells[-1] += [row["error"], *[""] * (len(heads) - 2)]
+            continue
         for key in ("wall_ms", "gpu_ms"):
             cells[-1].append(format_cell(row[key], "{:.3f}"))
             cells[-1].append(format_cell(ratio(row[key], reference.get(key)), "{:.2f}"))
@@ -93,8 +100,6 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
         )
         of_copy = format_cell(ratio(bandwidth(row), bandwidth(copy)), "{:.0%}")
         cells[-1] += [moved, of_copy.replace("%", " %"), state, peak]
-    heads = ["optimizer", "wall ms", "×", "gpu ms", "×", "GB moved", "of copy"]
-    heads += ["state GB", "peak GB"]
     case = CASES[rows[0]["case"]]
     title = f"**({rows[0]['case']}) {case.title}**, {case.weights:,} weights"
     return f"{title}\n\n{format_table(heads, 'lrrrrrrrr', cells)}"

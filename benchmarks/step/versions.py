@@ -8,7 +8,6 @@ GPU, both processes run on the same core, since cores differ. Several pairs of p
 one after another, since processes differ too.
 """
 
-import gc
 import json
 import os
 import subprocess
@@ -26,7 +25,7 @@ import neumann
 from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.step.candidates import select, version_candidates
 from benchmarks.step.shapes import CASES
-from benchmarks.step.timed_optimizer import TimedOptimizer
+from benchmarks.step.timed_optimizer import TimedOptimizer, free_memory
 
 ROOT = Path(__file__).parents[2]
 LEAST_ROUNDS = 4
@@ -155,13 +154,12 @@ def serve() -> None:
                 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
             reply = str(Path(neumann.__file__).resolve())
         elif request["do"] == "build":
-            timed = None  # frees the previous one
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            timed = None
+            free_memory(device)  # of the previous one
             candidates = {c.name: c for c in version_candidates(device)}
             shapes = CASES[request["case"]].shapes
             timed = TimedOptimizer(candidates[request["name"]], shapes, device)
+            timed.build()
         elif timed is not None:
             reply = _measure(timed, request["steps"], device)
         print(json.dumps(reply), file=replies, flush=True)

@@ -1,7 +1,10 @@
 """The comparison of steps with other optimizers of the kind: it runs, and says what it measured."""
 
+import contextlib
 import json
 import sys
+import weakref
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from benchmarks.step import compare_muons, peers, time_symmetric_product
 from benchmarks.step.networks import build_network
 from benchmarks.step.timed_optimizer import LEAST_ROUNDS
+from benchmarks.step.timed_peer import WARM_UP
 
 pytestmark = pytest.mark.slow
 
@@ -51,20 +55,97 @@ def test_every_peer_takes_every_parameter_once():
         assert sorted(p.data_ptr() for p, _ in stepping.gradients) == wanted, peer.name
 
 
-def test_a_peer_that_fails_is_listed_and_the_others_go_on(tmp_path, monkeypatch):
+def run_with(chosen, monkeypatch, tmp_path, left_out):
+    monkeypatch.setattr(compare_muons, "find_peers", lambda *given: (chosen, left_out))
+    arguments = ["--cases", "tiny", "--seconds", "0"]
+    return run(compare_muons, monkeypatch, tmp_path / "muons.json", *arguments)
+
+
+def test_a_peer_that_fails_has_a_row_that_says_why_and_the_others_go_on(
+    tmp_path, monkeypatch, capsys
+):
     def fail(model):
         raise RuntimeError("out of memory\nin a kernel")
 
-    broken = peers.Peer("broken", fail, "takes nothing")
-    chosen = [broken, peers.PEERS[0]]
-    monkeypatch.setattr(compare_muons, "find_peers", lambda *given: (chosen, {"gone": "no wheel"}))
-    arguments = ["--cases", "tiny", "--seconds", "0"]
-    found = run(compare_muons, monkeypatch, tmp_path / "muons.json", *arguments)
-    assert [row["name"] for row in found["rows"]] == ["Neumann spectral"]
-    assert found["left_out"] == {
-        "": {"gone": "no wheel"},
-        "tiny": {"broken": "RuntimeError: out of memory"},
-    }
+    chosen = [peers.Peer("broken", fail, "takes nothing"), peers.PEERS[0]]
+    found = run_with(chosen, monkeypatch, tmp_path, {"gone": "no wheel"})
+    broken, measured = found["rows"]
+    assert broken["error"] == "RuntimeError: out of memory"
+    assert "wall_quartiles_ms" not in broken
+    assert measured["wall_quartiles_ms"]
+    assert found["left_out"] == {"gone": "no wheel"}
+    assert "| broken | RuntimeError: out of memory |" in capsys.readouterr().out
+
+
+def test_a_peer_that_fails_in_a_later_round_is_let_go(tmp_path, monkeypatch):
+    kept = []
+
+    class Failing(peers.Stepping):
+        def step(self):
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps > WARM_UP + 2:
+                raise RuntimeError("no memory left")
+
+    def build(model):
+        stepping = Failing([], [])
+        kept.append(weakref.ref(stepping))
+        return stepping
+
+    chosen = [peers.Peer("late", build, "takes nothing"), peers.PEERS[0]]
+    late, measured = run_with(chosen, monkeypatch, tmp_path, {})["rows"]
+    assert late["error"] == "RuntimeError: no memory left"
+    assert measured["rounds"] == LEAST_ROUNDS
+    assert kept[0]() is None
+
+
+def test_if_all_fail_the_file_says_so(tmp_path, monkeypatch):
+    def fail(model):
+        raise ValueError("no")
+
+    (row,) = run_with([peers.Peer("a", fail, "")], monkeypatch, tmp_path, {})["rows"]
+    assert row["error"] == "ValueError: no"
+
+
+def test_gradients_that_a_peer_drops_are_not_the_state_of_the_next(tmp_path, monkeypatch):
+    def build(model):
+        stepping = peers.build_adamw(model)
+        for p in model.parameters():
+            p.grad = None
+        return stepping
+
+    made = []
+    monkeypatch.setattr(peers.torch, "randn_like", lambda p: made.append(p) or torch.ones_like(p))
+    adamw = peers.PEERS[-1]
+    run_with([peers.Peer("drops", build, ""), adamw], monkeypatch, tmp_path, {})
+    assert len(made) == len(list(build_network("tiny", torch.device("cpu")).parameters()))
+
+
+def test_peers_of_a_period_are_timed_over_all_of_it():
+    """SOAP renews its bases in every second step, so a clock that sees one of two is wrong."""
+    pytest.importorskip("heavyball")
+    soap = next(peer for peer in peers.PEERS if peer.name == "heavyball SOAP")
+    model = build_network("tiny", torch.device("cpu"))
+    (optimizer, _) = soap.build(model).optimizers
+    assert soap.period == 1 / optimizer.precond_schedule == 2
+
+
+def test_what_a_graph_keeps_is_what_it_reserves_beyond_its_tensors(monkeypatch):
+    """50 bytes are free before the capture, which reserves 100 and leaves 30 of them to tensors."""
+    memory = {"reserved": 150, "allocated": 100}
+
+    @contextlib.contextmanager
+    def capture(graph):
+        yield
+        memory["reserved"] += 100
+        memory["allocated"] += 30
+
+    for name in ("Stream", "stream", "current_stream", "synchronize", "empty_cache", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: memory["reserved"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: memory["allocated"])
+    stepping = peers.CapturedStepping(peers.build_adamw(build_network("tiny", torch.device("cpu"))))
+    assert stepping.graph_bytes == 70
 
 
 def test_missing_packages_are_named(monkeypatch):

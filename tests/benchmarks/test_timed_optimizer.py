@@ -11,8 +11,8 @@ from benchmarks.step.timed_optimizer import LEAST_ROUNDS, TimedSteps, time_in_ro
 class Recorded(TimedSteps):
     """Writes down what it is asked for; its preparation takes longer than its step."""
 
-    def __init__(self, name, calls, device="cpu"):
-        super().__init__(torch.device(device))
+    def __init__(self, name, calls, device="cpu", period=1):
+        super().__init__(torch.device(device), period)
         self.name, self.calls = name, calls
 
     def prepare(self):
@@ -61,3 +61,45 @@ def test_on_a_gpu_both_clocks_run(monkeypatch):
     assert all(entry.gpu_ms == [3.0] * rounds for entry in timed)
     assert calls[::2] == [call.replace("step", "prepare") for call in calls[1::2]]
     assert set(delays) == {timed_optimizer.LONGEST_DELAY_MS}
+
+
+def test_both_clocks_see_each_step_of_a_period_equally_often(monkeypatch):
+    """Every second step costs 3 instead of 1: each time is the mean, 2."""
+    clock = [0.0]
+
+    class Alternating(TimedSteps):
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            clock[0] += 1.0 if self.steps % 2 else 3.0
+
+    def time_on_gpu(call, delay):
+        start = clock[0]
+        call()
+        return clock[0] - start
+
+    monkeypatch.setattr(timed_optimizer, "read_clock", lambda device: clock[0])
+    monkeypatch.setattr(timed_optimizer, "time_on_gpu", time_on_gpu)
+    entry = Alternating(torch.device("cuda"), period=2)
+    *_, (rounds, _) = time_in_rounds([entry], seconds=0)
+    assert entry.wall_ms == [2000.0] * rounds
+    assert entry.gpu_ms == [2.0] * rounds
+
+
+def test_one_that_fails_is_left_out_of_further_rounds():
+    class Failing(Recorded):
+        def step(self):
+            super().step()
+            raise MemoryError("too large\nby far")
+
+        def release(self):
+            self.calls.append("release")
+
+    calls, own = [], []
+    good, bad = Recorded("good", calls), Failing("bad", own)
+    *_, (rounds, _) = time_in_rounds([bad, good], seconds=0)
+    assert bad.error == "MemoryError: too large"
+    assert own == ["prepare bad", "step bad", "release"]
+    assert len(good.wall_ms) == rounds == LEAST_ROUNDS
+    assert list(time_in_rounds([bad], seconds=0)) == []
