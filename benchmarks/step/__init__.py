@@ -9,6 +9,7 @@ time_symmetric_product  the kernel of XXᵀ beside torch.bmm
 same_bits               whether two versions agree bit for bit
 preconditioner_host     what the host does for the spectral P
 preconditioner_cost     what P adds to a training step
+preconditioner_share    which share of a GPT's training step P takes
 lab_throughput          training steps of the lab
 ghost_batchnorm         BatchNorm over groups of 32 examples, beside plain BatchNorm
 state_rounding          bfloat16 state
