@@ -6,7 +6,10 @@ ResNet-9 at batch 8192 and ResNet-50 (224 × 224) at batch 256 on random images,
 autocast, channels last, compiled. The optimizers take turns on one model, in rounds of a few steps.
 The table shows the median over rounds and its ratio to P = I. On a GPU, "in a graph" replays the
 step as a CUDA graph, so its launches cost the host nothing; its gradients stay in place, so the
-backward pass adds to them, which the others do not need.
+backward pass adds to them, which the others do not need. If it cannot be captured, it is left out
+and named with the reason.
+
+The numbers are written after every case.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from benchmarks.common.markdown import format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import read_clock, take_turns
 from benchmarks.step.networks import build_resnet50
+from benchmarks.step.timed_optimizer import describe_error, free_memory
 from neumann import Neumann
 from neumann.lab.models.image_models import resnet9
 
@@ -77,8 +81,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {  # batch, pi
 
 def measure(
     name: str, device: torch.device, arguments: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Seconds per step of each optimizer, one value per round."""
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds per step of each optimizer, one value per round, and why one is left out."""
     build_model, batch, side, classes = CASES[name]
     batch = arguments.batch or batch
     steps: int = arguments.steps
@@ -104,12 +108,27 @@ def measure(
     optimizers: dict[str, Stepping] = {
         name: build(model.parameters()) for name, build in OPTIMIZERS.items()
     }
+    left_out: dict[str, str] = {}
     if device.type == "cuda":
-        optimizers[CAPTURED] = CapturedStep(model)
+        try:
+            optimizers[CAPTURED] = CapturedStep(model)
+        except Exception as error:  # the others can be measured without it
+            left_out[CAPTURED] = describe_error(error)
+    free_memory(device)
     timers = {
         name: functools.partial(time_round, optimizer) for name, optimizer in optimizers.items()
     }
-    return take_turns(timers, arguments.rounds)
+    return take_turns(timers, arguments.rounds), left_out
+
+
+def format_cases(cases: dict[str, Any]) -> str:
+    rows = []
+    for name, case in cases.items():
+        for optimizer, ratio in case["ratios"].items():
+            median = statistics.median(case["seconds"][optimizer])
+            rows.append([name, optimizer, f"{1e3 * median:.2f}", f"{ratio:.3f}"])
+        rows += [[name, optimizer, why, ""] for optimizer, why in case["left_out"].items()]
+    return format_table(["model", "optimizer", "ms per step", "ratio"], "llrr", rows)
 
 
 def main() -> None:
@@ -122,16 +141,13 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     cases: dict[str, Any] = {}
-    rows = []
     for name in arguments.cases:
-        seconds = measure(name, device, arguments)
+        seconds, left_out = measure(name, device, arguments)
         medians = {optimizer: statistics.median(times) for optimizer, times in seconds.items()}
         ratios = {optimizer: median / medians[PLAIN] for optimizer, median in medians.items()}
-        cases[name] = {"seconds": seconds, "ratios": ratios}
-        for optimizer, ratio in ratios.items():
-            rows.append([name, optimizer, f"{1e3 * medians[optimizer]:.2f}", f"{ratio:.3f}"])
-    print(format_table(["model", "optimizer", "ms per step", "ratio"], "llrr", rows))
-    write_measurements(arguments, device, cases=cases)
+        cases[name] = {"seconds": seconds, "ratios": ratios, "left_out": left_out}
+        write_measurements(arguments, device, cases=cases)
+    print(format_cases(cases))
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
     python -m benchmarks.step.time_symmetric_product --output results/symmetric-product-h200.json
 
 `gram` is XXᵀ, `polynomial` is bA + cA² of A = XXᵀ. Times are of the device, per product, with
-quartiles; in every round all variants take a turn, of several products each. `host` is the time
-until a product is launched. `error` is the largest difference from the product in float32, relative
-to its largest element: bfloat16 rounds by up to 0.2 %. The first two variants are what the library
-has; the others are tilings to compare, with --tune. Where the library uses the kernel, and with
-which tiling (neumann.optim.preconditioners.cuda.symmetric_product), follows from this table.
+quartiles; in every round all variants take a turn, of several products each. `speedup` is the time
+of torch.bmm by that of a variant in the same round, with quartiles over the rounds. `host` is the
+time until a product is launched. `error` is the largest difference from the product in float32,
+relative to its largest element: bfloat16 rounds by up to 0.2 %. The first two variants are what the
+library has; the others are tilings to compare, with --tune. Where the library uses the kernel, and
+with which tiling (neumann.optim.preconditioners.cuda.symmetric_product), follows from this table.
 
-The numbers are written after every size. On a CPU, where Triton interprets the kernel, only values
-mean something.
+The numbers are written after every size, all into one file. On a CPU, where Triton interprets the
+kernel, only values mean something.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.common.script import create_parser, write_measurements
-from benchmarks.common.timing import synchronize, time_on_gpu
+from benchmarks.common.timing import find_quartiles, synchronize, time_on_gpu
 from neumann.optim.preconditioners.cuda.symmetric_product import (
     LARGE,
     LARGE_DEEP,
@@ -137,34 +137,36 @@ def measure(kind: str, size: str, x: Tensor, products: dict[str, Product], round
             call()
             rows[name]["host_us"].append(1e6 * (time.perf_counter() - start) / repeats)
             synchronize(x.device)
+    general = rows[GENERAL]["gpu_ms"]
+    for row in rows.values():
+        ratios = [plain / own for plain, own in zip(general, row["gpu_ms"], strict=True)]
+        row["speedup_quartiles"] = find_quartiles(ratios)
+        row["speedup"] = row["speedup_quartiles"] and row["speedup_quartiles"][1]
     for row in rows.values():
         for key in ("gpu_ms", "host_us"):
-            times = row[key]
-            row[key] = statistics.quantiles(times, n=4, method="inclusive") if times else None
-        general = rows[GENERAL]["gpu_ms"]
-        row["speedup"] = general[1] / row["gpu_ms"][1] if general else None
+            row[key] = find_quartiles(row[key])
     return list(rows.values())
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
-        times, host = row["gpu_ms"], row["host_us"]
+        times, host, speedup = row["gpu_ms"], row["host_us"], row["speedup_quartiles"]
         cells.append(
             [
                 row["kind"],
                 row["size"].replace("x", " × "),
                 row["variant"],
                 "{1:.4f} [{0:.4f}, {2:.4f}]".format(*times) if times else "",
-                format_cell(row["speedup"], "{:.2f}"),
+                "{1:.2f} [{0:.2f}, {2:.2f}]".format(*speedup) if speedup else "",
                 format_cell(host and host[1], "{:.1f}"),
                 f"{row['error']:.1e}",
                 "yes" if row["symmetric"] else "no",
                 "yes" if row["chosen"] else "no",
             ]
         )
-    heads = ["product", "batch", "variant", "gpu ms [quartiles]", "speedup", "host µs"]
-    heads += ["error", "symmetric", "chosen"]
+    heads = ["product", "batch", "variant", "gpu ms [quartiles]", "speedup [quartiles]"]
+    heads += ["host µs", "error", "symmetric", "chosen"]
     return format_table(heads, "lllrrrrll", cells)
 
 
