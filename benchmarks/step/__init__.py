@@ -15,6 +15,8 @@ ghost_batchnorm         BatchNorm over groups of 32 examples, beside plain Batch
 state_rounding          bfloat16 state
 tune_blocks             block sizes of the CUDA kernel
 scale_table             operations and bytes of distributed P, computed
+update_cost_page        the tables of docs/cost.md, from these measurements
 
-Helpers: `shapes`, `networks`, `candidates`, `peers`, `timed_optimizer`, `timed_peer`, `versions`.
+Helpers: `shapes`, `networks`, `candidates`, `peers`, `timed_optimizer`, `timed_peer`, `versions`,
+`step_tables`.
 """

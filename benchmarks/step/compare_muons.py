@@ -25,19 +25,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.markdown import format_cell, format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import find_quartiles
 from benchmarks.step.networks import NETWORKS, PUBLISHED, build_network
 from benchmarks.step.peers import (
     PEERS,
-    REFERENCE,
     Peer,
     Stepping,
     find_peers,
     list_versions,
     make_gradients,
 )
+from benchmarks.step.step_tables import format_peers
 from benchmarks.step.timed_optimizer import free_memory, time_in_rounds
 from benchmarks.step.timed_peer import TimedPeer
 
@@ -86,30 +85,6 @@ def show_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def format_rows(rows: list[dict[str, Any]]) -> str:
-    """All cases as one table, with ratios of medians to torch's Muon."""
-    heads = ["network", "optimizer", "wall ms [quartiles]", "×", "gpu ms [quartiles]", "×"]
-    heads += ["state B/weight", "graph GB", "peak GB"]
-    reference = {row["case"]: row for row in rows if row["name"] == REFERENCE}
-    cells = []
-    for row in rows:
-        cells.append([NETWORKS[row["case"]].title, row["name"]])
-        if "error" in row:
-            cells[-1] += [row["error"], *[""] * (len(heads) - 3)]
-            continue
-        for clock in ("wall", "gpu"):
-            found = row[f"{clock}_quartiles_ms"]
-            other = reference.get(row["case"], {}).get(f"{clock}_quartiles_ms")
-            shown = "{1:.2f} [{0:.2f}, {2:.2f}]".format(*found) if found else ""
-            ratio = found[1] / other[1] if found and other else None
-            cells[-1] += [shown, format_cell(ratio, "{:.2f}")]
-        cells[-1].append(f"{row['state_bytes'] / row['weights']:.2f}")
-        cells[-1].append(format_cell(row["graph_bytes"] / 1e9 or None, "{:.2f}"))
-        peak = row["peak_bytes"]
-        cells[-1].append(format_cell(None if peak is None else peak / 1e9, "{:.2f}"))
-    return format_table(heads, "llrrrrrrr", cells)
-
-
 def main() -> None:
     parser = create_parser(__doc__, "cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cases", nargs="+", choices=list(NETWORKS), default=PUBLISHED)
@@ -138,7 +113,7 @@ def main() -> None:
             left_out=left_out,
             rows=rows,
         )
-    print(format_rows(rows))
+    print(format_peers(rows))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class CapturedStepping(Stepping):
     def __init__(self, stepping: Stepping) -> None:
         super().__init__(stepping.optimizers, stepping.gradients)
         self.give_gradients()
-        stream = torch.cuda.Stream()
+        stream = find_capture_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # builds tables and compiles kernels
@@ -107,12 +107,31 @@ class CapturedStepping(Stepping):
         torch.cuda.empty_cache()  # what is reserved from here on belongs to the graph
         before = count_free_bytes()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):
             super().step()
         self.graph_bytes = count_free_bytes() - before
 
     def step(self) -> None:
         self._graph.replay()
+
+
+@cache
+def find_capture_stream() -> torch.cuda.Stream:
+    """The same for all graphs, because torch keeps a workspace for products on every stream."""
+    return torch.cuda.Stream()
+
+
+def allocate_workspaces(device: torch.device) -> None:
+    """Have torch allocate what its products need on each stream, so that it is nobody's state."""
+    if device.type != "cuda":
+        return
+    for stream in (torch.cuda.current_stream(), find_capture_stream()):
+        with torch.cuda.stream(stream):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                x = torch.ones(2, 16, 16, dtype=dtype, device=device)
+                torch.bmm(x, x)
+                torch.addmm(x[0], x[0], x[1])
+    torch.cuda.synchronize()
 
 
 def count_free_bytes() -> int:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.common.markdown import format_table
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.common.timing import find_quartiles
 from benchmarks.step.peers import Peer, build_neumann, build_plain, capture
+from benchmarks.step.step_tables import format_shares
 from benchmarks.step.timed_optimizer import TimedSteps, time_in_rounds
 from benchmarks.step.timed_peer import TimedPeer
 from neumann.lab.models.gpt import build_gpt
@@ -121,22 +121,6 @@ def make_row(
     return {**row, "rounds": len(times["wall"])}
 
 
-def format_rows(rows: list[dict[str, Any]]) -> str:
-    heads = ["part of a training step", "wall ms [quartiles]", "P's share, %"]
-    heads += ["gpu ms [quartiles]", "P's share, %"]
-    cells = []
-    for row in rows:
-        cells.append([row["part"]])
-        if "error" in row:
-            cells[-1] += [row["error"], *[""] * (len(heads) - 2)]
-            continue
-        for clock in ("wall", "gpu"):
-            for found, factor in ((f"{clock}_quartiles_ms", 1), (f"{clock}_share_quartiles", 100)):
-                values = [factor * value for value in row[found] or []]
-                cells[-1].append("{1:.2f} [{0:.2f}, {2:.2f}]".format(*values) if values else "")
-    return format_table(heads, "lrrrr", cells)
-
-
 def main() -> None:
     parser = create_parser(__doc__, "cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="gpt:124m")
@@ -151,7 +135,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     found = measure(arguments, device)
     write_measurements(arguments, device, **found)
-    print(format_rows(found["rows"]))
+    print(format_shares(found["rows"]))
 
 
 if __name__ == "__main__":

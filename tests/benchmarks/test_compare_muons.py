@@ -134,12 +134,13 @@ def test_what_a_graph_keeps_is_what_it_reserves_beyond_its_tensors(monkeypatch):
     memory = {"reserved": 150, "allocated": 100}
 
     @contextlib.contextmanager
-    def capture(graph):
+    def capture(graph, stream):
         yield
         memory["reserved"] += 100
         memory["allocated"] += 30
 
-    for name in ("Stream", "stream", "current_stream", "synchronize", "empty_cache", "CUDAGraph"):
+    monkeypatch.setattr(peers, "find_capture_stream", MagicMock())
+    for name in ("stream", "current_stream", "synchronize", "empty_cache", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: memory["reserved"])

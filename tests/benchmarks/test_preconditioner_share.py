@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from benchmarks.step import preconditioner_share
-from benchmarks.step.preconditioner_share import PASSES, SPECTRAL, format_rows, make_row
+from benchmarks.step.preconditioner_share import PASSES, SPECTRAL, make_row
+from benchmarks.step.step_tables import format_shares
 
 
 def clocks(wall, gpu=()):
@@ -17,7 +18,7 @@ def test_the_share_is_the_difference_of_two_steps_in_the_same_round():
     row = make_row(SPECTRAL, clocks([7.0, 8.0, 11.0], [2.0] * 3), passes, plain, None)
     assert row["wall_share_quartiles"] == pytest.approx([0.0055, 0.006, 0.0065])
     assert row["gpu_share_quartiles"] == pytest.approx([0.002] * 3)
-    table = format_rows([row, make_row(PASSES, passes, passes, plain, None)]).splitlines()
+    table = format_shares([row, make_row(PASSES, passes, passes, plain, None)]).splitlines()
     assert table[2] == (
         "| step, spectral P | 8.00 [7.50, 9.50] | 0.60 [0.55, 0.65] | 2.00 [2.00, 2.00] "
         "| 0.20 [0.20, 0.20] |"
@@ -28,7 +29,7 @@ def test_the_share_is_the_difference_of_two_steps_in_the_same_round():
 def test_a_part_that_failed_says_why():
     row = make_row(SPECTRAL, clocks([]), clocks([1.0]), clocks([1.0]), "OutOfMemoryError: no")
     assert row == {"part": SPECTRAL, "error": "OutOfMemoryError: no"}
-    assert "| step, spectral P | OutOfMemoryError: no |  |  |  |" in format_rows([row])
+    assert "| step, spectral P | OutOfMemoryError: no |  |  |  |" in format_shares([row])
 
 
 @pytest.mark.slow
