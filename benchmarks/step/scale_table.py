@@ -7,10 +7,11 @@ left out: in the recipe they have the diagonal P, which needs no exchange.
 """
 
 from dataclasses import dataclass
+from itertools import starmap
 from math import prod
 
 from benchmarks.common.markdown import format_table
-from neumann.optim.preconditioners.orthogonalization import OPERATIONS
+from neumann.optim.preconditioners.orthogonalization import count_operations
 from neumann.optim.preconditioners.ownership import divide
 
 ITEMSIZE = 4  # P's arithmetic takes and gives float32
@@ -27,15 +28,10 @@ class Cost:
     matrices: int
 
 
-def count_operations(shape: Shape) -> int:
-    m, n = sorted(shape)
-    return OPERATIONS * m**2 * n
-
-
 def list_matrices(width: int, inner: int, keys: int, layers: int) -> list[Shape]:
     """The matrices of a Llama, those with the most operations first."""
     layer = [(width, width)] * 2 + [(keys, width)] * 2 + [(inner, width)] * 3
-    return sorted(layer * layers, key=count_operations, reverse=True)
+    return sorted(layer * layers, key=lambda shape: count_operations(*shape), reverse=True)
 
 
 MODELS = {
@@ -59,13 +55,13 @@ MESHES = [
 def replicated_cost(matrices: list[Shape], shards: int) -> Cost:
     """Every process gathers and orthogonalizes every matrix."""
     sent = ITEMSIZE * sum(map(prod, matrices)) * (shards - 1) / shards
-    return Cost(sum(map(count_operations, matrices)), sent, len(matrices))
+    return Cost(sum(starmap(count_operations, matrices)), sent, len(matrices))
 
 
 def owner_cost(matrices: list[Shape], replicas: int, shards: int) -> Cost:
     """Every matrix has an owner; the formulas are those of docs/scale.md."""
     processes = replicas * shards
-    owners = divide([*map(count_operations, matrices)], processes)
+    owners = divide([*starmap(count_operations, matrices)], processes)
     owned = [[m for m, o in zip(matrices, owners, strict=True) if o == p] for p in range(processes)]
     elements = [sum(map(prod, own)) for own in owned]  # E_p
     bytes_sent = []
@@ -75,7 +71,7 @@ def owner_cost(matrices: list[Shape], replicas: int, shards: int) -> Cost:
         there_and_back = (replica - own + (shards - 1) * own) / shards
         bytes_sent.append(ITEMSIZE * (there_and_back + (replicas - 1) * replica / shards))
     return Cost(
-        max(sum(map(count_operations, own)) for own in owned),
+        max(sum(starmap(count_operations, own)) for own in owned),
         max(bytes_sent),
         max(map(len, owned)),
     )

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, orthogonalization
+from neumann.optim.preconditioners.matrix_view import MatrixView
 from neumann.optim.preconditioners.orthogonalization import is_matrix, orthogonalize
 
 
@@ -56,6 +58,26 @@ def test_batched_matrices_give_the_same_result_as_single_ones(monkeypatch):
         together = Spectral().apply(gradients, [{} for _ in gradients])
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     assert sizes == [[1, 1, 1, 2, 3], [3, 5], [8]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "view"),
+    [
+        ((8, 20), MatrixView()),
+        ((20, 8), MatrixView()),
+        ((7, 7), MatrixView()),
+        ((6, 4, 3, 3), MatrixView()),
+        ((12, 8), MatrixView(parts=3)),
+        ((5, 6, 4), MatrixView(stacked=True)),
+    ],
+)
+def test_operations_are_those_of_the_products(shape, view):
+    """As torch counts them; owners are balanced by this number."""
+    spectral = Spectral(view=view)
+    gradient = torch.randn(shape)
+    with FlopCounterMode(display=False) as counter:
+        spectral.apply([gradient], [{}])
+    assert spectral.count_operations(gradient) == counter.get_total_flops()
 
 
 def test_any_memory_layout_gives_the_same_result():
