@@ -3,9 +3,9 @@
 With FSDP2 a parameter is a DTensor, of which each process holds a shard. With ZeRO or pipeline
 stages each process holds some parameters whole. Every step works on local tensors (`dtensor`). Only
 the distance r² = Σ‖δ‖² needs the other processes, so each step starts with one all-reduce of a
-scalar for every mesh dimension that anything is sharded over. The flag that a gradient is not
-finite travels with it. Dimensions over which a parameter is replicated add nothing, so nothing is
-counted twice.
+scalar for every mesh dimension that anything is sharded over. Dimensions over which a parameter is
+replicated add nothing, so nothing is counted twice. The flag that a gradient is not finite travels
+with the scalar, and along replicated dimensions too: replicas skip a step together or not at all.
 
 Between two steps a process knows its own share of r². That share is useless to a run with other
 shards, so it is never saved. After a load it is measured in the same order of summation as in
@@ -54,11 +54,15 @@ class Sharding:
         numbers: dict[tuple[tuple[int, ...], ...], int] = {}  # of the sums
         for p in parameters:
             # Compare groups by their ranks: equal meshes may come with different group objects.
-            groups = {tuple(distributed.get_process_group_ranks(g)): g for g in _groups_of(p)}
-            known |= {ranks: group for ranks, group in groups.items() if ranks not in known}
-            self._sum_of[p] = numbers.setdefault(tuple(groups), len(numbers))
-        # Each process group with the sums that it shares, in the order of the mesh dimensions,
-        # which all processes must follow.
+            over: list[tuple[int, ...]] = []
+            for group, is_sharded in _groups_of(p):
+                ranks = tuple(distributed.get_process_group_ranks(group))
+                known.setdefault(ranks, group)
+                if is_sharded:
+                    over.append(ranks)
+            self._sum_of[p] = numbers.setdefault(tuple(over), len(numbers))
+        # Each process group with the sums that it shares, none among replicas, in the order of the
+        # mesh dimensions, which all processes must follow.
         self._members = [
             (group, [number for over, number in numbers.items() if ranks in over])
             for ranks, group in known.items()
@@ -81,7 +85,7 @@ class Sharding:
         return pieces
 
     def reduce(self, variables: int, flag: Tensor | None) -> Totals:
-        """Add up over all processes; one all-reduce for each process group.
+        """Add up over all processes; one all-reduce for each process group that shares anything.
 
         The numbers and their order are always the same, whatever changed on one process alone:
         otherwise the processes would wait for each other.
@@ -91,6 +95,8 @@ class Sharding:
         count = len(self.sums)
         for group, numbers in self._members:
             members = [*numbers, *range(count, len(values))]
+            if not members:  # replicas, and nobody asks for the flag
+                continue
             if len(members) == len(values):
                 distributed.all_reduce(values, group=group)
             else:
@@ -167,16 +173,15 @@ class SharedGroup:
         )
 
 
-def _groups_of(parameter: Any) -> tuple[Any, ...]:
-    """The process groups that a parameter is sharded over."""
+def _groups_of(parameter: Any) -> list[tuple[Any, bool]]:
+    """The process group of each dimension of a parameter's mesh; True: the parameter is sharded."""
     if not is_dtensor(parameter):
-        return ()
+        return []
     mesh = parameter.device_mesh
-    return tuple(
-        mesh.get_group(dimension)
+    return [
+        (mesh.get_group(dimension), not placement.is_replicate())
         for dimension, placement in enumerate(parameter.placements)
-        if not placement.is_replicate()
-    )
+    ]
 
 
 def find_communication_device(parameters: Sequence[Any], process_group: Any) -> torch.device:
