@@ -243,6 +243,10 @@ class Neumann(Optimizer):
         """The process group among which whole parameters are divided, if there is one."""
         return self.process_group if self.distributed is None else None
 
+    def _find_replicas(self) -> Any:
+        """The process group whose processes have copies of the parameters, if it was named."""
+        return None if self.distributed is None else self.process_group
+
     def _find_backend(self, group: Any) -> tuple[Sharding | None, type[Backend]]:
         """How the parameters are spread, and the backend that these options of a group ask for."""
         parameters = [p for each in self.param_groups for p in each["params"]]
@@ -389,8 +393,7 @@ class Neumann(Optimizer):
         found = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler
         sharding = self._sharding
         reduce = None if sharding is None else partial(self._distance.reduce, sharding, groups)
-        replicas = None if self.distributed is None else self.process_group
-        return agree_on_skipping(groups, self._store, found, reduce, replicas)
+        return agree_on_skipping(groups, self._store, found, reduce, self._find_replicas())
 
     def _refuse_evaluation_mode(self) -> None:
         if not self.training:
@@ -406,8 +409,13 @@ class Neumann(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler may leave unscaling and skipping to step()."""
-        return self._backend.unscales
+        """Whether GradScaler may leave unscaling and skipping to step().
+
+        It must where processes decide together: it would skip the call on one of them alone, and
+        the others would wait.
+        """
+        together = self._sharding is not None or self._find_replicas() is not None
+        return self._backend.unscales or together
 
     # ------------------------------------------------------------------ training and evaluation
 

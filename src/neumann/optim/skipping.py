@@ -28,7 +28,8 @@ def agree_on_skipping(
         store: holds the option `skip_nonfinite`.
         found: the flag that a GradScaler has set on this process, if there is one.
         reduce: adds the flag up over all processes; None if parameters are not sharded.
-        replicas: the process group that trains copies of the parameters; None for all processes.
+        replicas: the process group that trains copies of the parameters, if the user has named it;
+            its processes share a scaler's flag. None for all processes.
 
     Returns:
         A tensor that is not zero to skip, None if nobody checks; and what to add to the count of
@@ -39,14 +40,19 @@ def agree_on_skipping(
     if checks:
         # Where the parameters are: not every process group takes tensors from elsewhere.
         flag = find_nonfinite(groups, store.scalars[DISTANCE].device)
+    if found is not None and (reduce is not None or replicas is not None):
+        # A scaler may have found it on this process alone, and then the others would wait.
+        own = torch.as_tensor(found).ne(0).to(store.scalars[DISTANCE].device, torch.int64)
+        flag = own.reshape(()) if flag is None else flag + own.reshape(())
+        found = None
     if reduce is not None:
-        if found is not None:  # a scaler may have found it on this process alone
-            flag = found.ne(0).to(torch.int64) if flag is None else flag + found.ne(0).to(flag)
-        found = flag = reduce(flag)
+        flag = reduce(flag)
     elif flag is not None and distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(flag, distributed.ReduceOp.MAX, group=replicas)
-    if flag is None or not checks:
+    if flag is None:
         return found, None
+    if not checks:
+        return flag, None
     flag = flag.ne(0).to(store.scalars[SKIPPED])
     return flag if found is None else found.to(flag) + flag, flag
 

@@ -243,6 +243,39 @@ def test_a_skipped_step_leaves_state_and_weights(two, kind):
         assert count == 1
 
 
+def scaled(kind, foreach, unscale):
+    """A GradScaler; in the second of four steps one rank alone has a gradient that overflowed."""
+    layout = Layout(kind)
+    given = {**layout.options, "distributed": "owner"}
+    optimizer = make_optimizer(layout.parameters, foreach=foreach, **given)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    taken = []
+    for step in range(4):
+        for name, p in layout.parameters.items():
+            p.grad = layout.place(name, 64 * value(name, step + 1))
+        scaler.scale(torch.zeros(()))  # which makes it ready
+        if step == 1 and distributed.get_rank() == distributed.get_world_size() - 1:
+            own = layout.parameters["a"].grad
+            (own if kind == "ddp" else own.to_local()).fill_(float("inf"))
+        if unscale:
+            scaler.unscale_(optimizer)
+        before = optimizer.diagnostics().step
+        scaler.step(optimizer)
+        scaler.update(64.0)
+        taken.append(optimizer.diagnostics().step - before)
+    return layout.whole(), taken
+
+
+@pytest.mark.parametrize("kind", ["ddp", "hybrid"])
+@pytest.mark.parametrize("foreach", [None, True])
+def test_what_a_scaler_finds_on_one_process_is_skipped_by_all(four, kind, foreach):
+    for unscale in (False, True):
+        answers = four.run(scaled, kind, foreach, unscale)
+        for weights, taken in answers:
+            assert taken == [1, 0, 1, 1]
+            assert largest_difference(weights, answers[0][0]) == 0
+
+
 def trained_apart():
     """Two trainings side by side, of two replicas each; one of them has a NaN."""
     rank = distributed.get_rank()
