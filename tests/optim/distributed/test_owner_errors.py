@@ -87,6 +87,51 @@ def test_processes_with_different_parameters_are_refused(two):
     assert two.run(divided_twice) == [("owner", True)] * 2
 
 
+def frozen_apart(kind, freeze, steps):
+    """Rank 1 freezes a matrix that rank 0 trains, before the first step or later."""
+    layout = Layout(kind)
+    optimizer = make_optimizer(layout.parameters, cubic=0, repulsive=0, **layout.options)
+    stepped(optimizer, layout.parameters, layout.place, range(steps))
+    number = distributed.get_rank()
+    freeze(layout.parameters, number)
+    before = layout.whole()
+    with pytest.raises(RuntimeError, match="or have frozen different ones"):
+        optimizer.step()
+    assert all(torch.equal(before[name], w) for name, w in layout.whole().items())
+    freeze(layout.parameters, 0)  # now on both: the next steps are taken
+    for p in layout.parameters.values():
+        p.grad = None if p.grad is None and not p.requires_grad else torch.ones_like(p)
+    optimizer.step()
+    return optimizer.diagnostics().step
+
+
+def freeze_one(parameters, rank):
+    """Of the same shape: the processes would mix them up."""
+    for number, name in enumerate(["a", "b"]):
+        parameters[name].requires_grad_(number != rank)
+        parameters[name].grad = None
+
+
+def freeze_all(parameters, rank):
+    """Then this process would have nothing to exchange."""
+    for p in parameters.values():
+        p.requires_grad_(rank == 0)
+        p.grad = None
+
+
+def leave_a_gradient(parameters, rank):
+    """Both have frozen it, but one still has a gradient, which a step would use."""
+    p = parameters["b"].requires_grad_(False)
+    p.grad = torch.ones_like(p) if rank else None
+
+
+@pytest.mark.parametrize("kind", ["flat", "ddp"])
+@pytest.mark.parametrize("freeze", [freeze_one, freeze_all, leave_a_gradient])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_processes_that_freeze_different_parameters_are_refused(two, kind, freeze, steps):
+    assert two.run(frozen_apart, kind, freeze, steps) == [steps + 1] * 2
+
+
 # ------------------------------------------------------------------ a process that dies
 
 

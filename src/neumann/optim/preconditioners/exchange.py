@@ -5,12 +5,16 @@ one stay where they are: every process has whole matrices. What cannot be divide
 state that must be the same on all processes or because the layout is neither sharded nor
 replicated, is handled whole on all of them, as with distributed="replicated".
 
+Each step begins with an all-reduce of two numbers, which says whether all processes have the same
+matrices and have frozen the same ones. Otherwise they would wait for each other.
+
 `ownership` makes the plan, `journey` carries it out.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -36,9 +40,18 @@ class Line(NamedTuple):
     ranks: tuple[int, ...]  # global ranks by coordinate
 
 
+class Candidate(NamedTuple):
+    """A parameter that can be divided."""
+
+    parameter: Tensor
+    stage: Preconditioner
+    matrix: Matrix
+    is_active: bool  # it is trained; frozen ones stay where they are
+
+
 @dataclass(frozen=True)
 class Part:
-    """The matrices of one mesh: parameters, the P of each, and the plan for them."""
+    """The matrices of one mesh that are trained: parameters, P of each, and the plan for them."""
 
     parameters: tuple[Tensor, ...]
     stages: tuple[Preconditioner, ...]
@@ -46,6 +59,7 @@ class Part:
     plan: Plan
     lines: tuple[Line, ...]
     device: torch.device  # where matrices travel and P is applied
+    digest: Tensor  # d and −d, where d stands for the matrices and for which are frozen
 
 
 class Exchange:
@@ -69,24 +83,29 @@ class Exchange:
             (group.options["precondition"], [*map(id, group.parameters)], _find_active(group))
             for group in chosen
         ]
-        if key != self._key:
+        is_new = key != self._key
+        parts = self._make_parts(chosen) if is_new else self.parts
+        for part in parts:
+            _require_agreement(part, is_new)
+        if is_new:
             self._parameters = [p for group in chosen for p in group.parameters]
-            self.parts = self._make_parts(chosen)
-            self._key = key
+            self.parts, self._key = parts, key
         return self.parts
 
     def _make_parts(self, groups: Sequence[Tensors]) -> list[Part]:
-        found: dict[Any, list[tuple[Tensor, Preconditioner, Matrix]]] = {}
+        found: dict[Any, list[Candidate]] = {}
         for group in groups:
             stage = stages_of(preconditioner_of(group.options))[-1]
-            for p, active in zip(group.parameters, _find_active(group), strict=True):
+            active = set(compress(group.parameters, _find_active(group)))
+            all_of_them: Any = group.options  # a parameter group; `group` leaves frozen ones out
+            for p in all_of_them["params"]:
                 mesh, shards = _find_layout(p) if is_dtensor(p) else (self._replicas, (None,))
-                if active and mesh is not None and shards and _is_divisible(stage, p):
+                if mesh is not None and shards and _is_divisible(stage, p):
                     matrix = describe_matrix(stage, p, shards)
-                    found.setdefault(mesh, []).append((p, stage, matrix))
+                    found.setdefault(mesh, []).append(Candidate(p, stage, matrix, p in active))
         return [
-            _make_part(mesh, *zip(*entries, strict=True))
-            for mesh, entries in found.items()
+            _make_part(mesh, candidates)
+            for mesh, candidates in found.items()
             if mesh.size() > 1  # a DeviceMesh and a process group both have it
         ]
 
@@ -141,7 +160,7 @@ def describe_matrix(stage: Preconditioner, p: Tensor, shards: tuple[int | None, 
 
 
 def _find_active(group: Tensors) -> list[bool]:
-    """Whether each parameter is trained; the same on all processes, gradient or not."""
+    """Whether each parameter is trained; all processes must agree on it, gradient or not."""
     return [
         p.requires_grad or g is not None
         for p, g in zip(group.parameters, group.gradients, strict=True)
@@ -184,12 +203,7 @@ def _find_layout(p: Any) -> tuple[Any, tuple[int | None, ...]]:
 # ------------------------------------------------------------------ meshes
 
 
-def _make_part(
-    mesh: Any,
-    parameters: tuple[Tensor, ...],
-    stages: tuple[Preconditioner, ...],
-    matrices: tuple[Matrix, ...],
-) -> Part:
+def _make_part(mesh: Any, candidates: Sequence[Candidate]) -> Part:
     if hasattr(mesh, "get_coordinate"):
         place = list(mesh.get_coordinate())
         lines = [_find_line(mesh, d, place) for d in range(mesh.ndim)]
@@ -197,23 +211,38 @@ def _make_part(
         place = [distributed.get_rank(mesh)]
         ranks = tuple(distributed.get_process_group_ranks(mesh))
         lines = [Line(mesh, tuple(range(len(ranks))), ranks)]
+    active = [c for c in candidates if c.is_active]
+    matrices = tuple(c.matrix for c in active)
     plan = make_plan(matrices, [len(line.ranks) for line in lines], place)
-    device = find_communication_device(parameters, mesh)
-    for line in lines:
-        _require_same(matrices, line.group, device)
-    return Part(parameters, stages, matrices, plan, tuple(lines), device)
+    device = find_communication_device([c.parameter for c in candidates], mesh)
+    number = zlib.crc32(repr([(c.matrix, c.is_active) for c in candidates]).encode())
+    return Part(
+        tuple(c.parameter for c in active),
+        tuple(c.stage for c in active),
+        matrices,
+        plan,
+        tuple(lines),
+        device,
+        torch.tensor([number, -number], device=device),
+    )
 
 
-def _require_same(matrices: Sequence[Matrix], group: Any, device: torch.device) -> None:
-    """Raise on all processes unless they have the same matrices: they would wait for each other."""
-    digest = zlib.crc32(repr(matrices).encode())
-    ends = torch.tensor([digest, -digest], device=device)
-    distributed.all_reduce(ends, distributed.ReduceOp.MAX, group=group)
+def _require_agreement(part: Part, is_new: bool) -> None:
+    """Raise on all processes unless they have the same matrices and have frozen the same ones.
+
+    A process cannot know whether something has changed on another, so all meet here in every step.
+    To read the answer, a process waits for the device: on a GPU only those do that have changed.
+    """
+    ends = part.digest.clone()
+    for line in part.lines:
+        distributed.all_reduce(ends, distributed.ReduceOp.MAX, group=line.group)
+    if not is_new and part.device.type != "cpu":
+        return
     largest, smallest = ends.tolist()
     if largest != -smallest:
         raise RuntimeError(
-            "the processes have different parameters, in number, shape or order, so their matrices "
-            "cannot be divided: with ZeRO or pipeline stages leave distributed at None"
+            "the processes have different parameters, or have frozen different ones, so their "
+            "matrices cannot be divided: with ZeRO or pipeline stages leave distributed at None"
         )
 
 
