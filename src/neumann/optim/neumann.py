@@ -93,8 +93,8 @@ class Neumann(Optimizer):
         skip_nonfinite: change nothing, the clock included, when any gradient is not finite. Costs
             one host synchronization per step on an accelerator.
         state_dtype: the dtype of m and δ; None is each parameter's own. torch.bfloat16 halves
-            memory and traffic of float32 state; it is rounded stochastically. P's momentum is
-            in bfloat16 too, its mean of squares stays in float32.
+            memory and traffic of float32 state; it is rounded stochastically. So is P's
+            momentum, which is in bfloat16 too; P's mean of squares stays in float32.
         precondition: P, which turns gradients into the directions that the series sums: None (the
             paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it.
             Momentum and the form of weight decay follow each group's own P; warm-up, resets and

@@ -94,6 +94,15 @@ def round_stochastically(value: Tensor, noise: Tensor) -> Tensor:
     return torch.where(torch.isfinite(value), bits.view(torch.float32), value)
 
 
+def mix_bits(bits: Tensor) -> Tensor:
+    """A hash from 32 bits to 32 bits; the second factor is 0x846CA68B − 2³², to stay in int64."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x7FEB352D) & 0xFFFFFFFF
+    bits = bits ^ (bits >> 15)
+    bits = (bits * (0x846CA68B - (1 << 32))) & 0xFFFFFFFF
+    return bits ^ (bits >> 16)
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the arithmetic: float32 at least."""
     return torch.promote_types(dtype, torch.float32)

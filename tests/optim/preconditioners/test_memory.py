@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, SlowMomentum, Spectral, apply
-from neumann.optim.preconditioners.apply import precondition
-from tests.support.operations import count_operations
+from neumann.optim.preconditioners import Diagonal, Momentum, Spectral, apply
 from tests.support.preconditioned import CLOCK, FORMS, Signs, gradients, network, trained, weights
 
 
@@ -44,54 +42,6 @@ def test_memory_is_float32_and_directions_have_the_dtype_of_the_gradient():
     (group,) = optimizer._store.gather(sharded=False, on_new_parameters=pytest.fail)
     found = apply.precondition_group(group, None, None).gradients
     assert {direction.dtype for direction in found} == {torch.bfloat16}
-
-
-def test_bfloat16_state_takes_four_bytes_per_weight_of_a_matrix():
-    """m and P's momentum; the mean of squares of vectors stays in float32."""
-    _, optimizer = trained(3, precondition="spectral", state_dtype=torch.bfloat16)
-    for p, state in each(optimizer):
-        kept = {key: t for key, t in state.items() if t.numel() == p.numel() and t.numel() > 1}
-        size = sum(tensor.element_size() for tensor in kept.values())
-        assert size == (4 if p.ndim > 1 else 8), kept.keys()
-
-
-def test_a_long_memory_stays_in_float32():
-    """With bfloat16 b would stop at 75 instead of 100: the last steps are less than half a bit."""
-    assert Momentum(0.8).narrow == SlowMomentum(0.8).narrow == ("past",)
-    assert Momentum(0.99).narrow == SlowMomentum(0.99).narrow == ()
-    _, optimizer = trained(
-        2, precondition=Spectral(before=Momentum(0.99)), state_dtype=torch.bfloat16
-    )
-    kept = [state["preconditioner_past"] for p, state in each(optimizer) if p.ndim > 1]
-    assert {past.dtype for past in kept} == {torch.float32}
-
-
-def test_narrow_memory_resumes_and_is_used_in_float32():
-    options = {"precondition": "spectral", "state_dtype": torch.bfloat16}
-    whole, _ = trained(12, **options)
-    model, optimizer = trained(5, **options)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    again = network(seed=1)
-    again.load_state_dict(saved[0])
-    resumed = Neumann(again.named_parameters(), lr=0.5, **CLOCK, **options)
-    resumed.load_state_dict(saved[1])
-    trained(7, again, resumed, first=5)
-    assert torch.equal(weights(again), weights(whole))
-    seen = []
-
-    class Watched(Momentum):
-        def apply(self, gradients, states):
-            seen.extend(state["past"].dtype for state in states)
-            return super().apply(gradients, states)
-
-    trained(2, precondition=Spectral(before=Watched()), state_dtype=torch.bfloat16)
-    assert set(seen) == {torch.float32}
-
-
-def test_complex_memory_is_not_narrowed():
-    p = nn.Parameter(torch.ones(3, 4, dtype=torch.complex64))
-    optimizer = Neumann([p], 0.1, precondition="spectral", state_dtype=torch.bfloat16)
-    assert optimizer.state[p]["preconditioner_past"].dtype is torch.complex64
 
 
 def each(optimizer):
@@ -195,19 +145,3 @@ def test_an_object_that_a_checkpoint_replaces_is_named(saved_with):
     with pytest.warns(UserWarning, match=f"{message} {saved_with!r}"):
         other.load_state_dict(optimizer.state_dict())
     assert other.param_groups[0]["precondition"] == saved_with
-
-
-def test_narrow_state_is_widened_and_rounded_in_one_operation_each():
-    """Not in one for each tensor, which on a GPU would be a launch for each."""
-    parameters = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(5)]
-    options = {"precondition": "spectral", "state_dtype": torch.bfloat16, "foreach": True}
-    optimizer = Neumann(parameters, lr=0.1, **options)
-    for p in parameters:
-        p.grad = torch.randn_like(p)
-    with torch.no_grad():
-        counted = count_operations(lambda: precondition(optimizer._gather(), None, None))
-    assert counted["aten::_foreach_copy_"] == 2
-    assert counted["aten::_to_copy"] == counted["aten::copy_"] == 0
-    past = optimizer.state[parameters[0]]["preconditioner_past"]
-    assert past.dtype is torch.bfloat16
-    assert torch.equal(past, parameters[0].grad.to(torch.bfloat16))

@@ -23,7 +23,7 @@ from neumann.optim.backends.lists import update_lists
 from neumann.optim.distance import force, scalar_dtype, take_root
 from neumann.optim.options import StepOptions
 from neumann.optim.phases import IDLE, Coefficients, TensorPhase, choose_coefficients, momentum_at
-from neumann.optim.precision import as_real, round_stochastically, wide_dtype
+from neumann.optim.precision import as_real, mix_bits, round_stochastically, wide_dtype
 from neumann.optim.tensors import Tensors
 
 
@@ -213,17 +213,8 @@ def make_noise(now: Tensor, weight: Tensor, iterate: Tensor, number: int) -> Ten
     if iterate.dtype != torch.bfloat16 or wide != torch.float32:
         return None
     now = now.to(weight.device)
-    key = _mix(now & 0xFFFFFFFF)
-    key = _mix(key ^ (now >> 32))
-    key = _mix(_mix(key ^ number))
+    key = mix_bits(now & 0xFFFFFFFF)
+    key = mix_bits(key ^ (now >> 32))
+    key = mix_bits(mix_bits(key ^ number))
     elements = torch.arange(weight.numel(), device=now.device).reshape(weight.shape)
-    return _mix(key ^ (elements & 0xFFFFFFFF))
-
-
-def _mix(bits: Tensor) -> Tensor:
-    """A hash from 32 bits to 32 bits; the second factor is 0x846CA68B − 2³², to stay in int64."""
-    bits = bits ^ (bits >> 16)
-    bits = (bits * 0x7FEB352D) & 0xFFFFFFFF
-    bits = bits ^ (bits >> 15)
-    bits = (bits * (0x846CA68B - (1 << 32))) & 0xFFFFFFFF
-    return bits ^ (bits >> 16)
+    return mix_bits(key ^ (elements & 0xFFFFFFFF))

@@ -22,6 +22,7 @@ exchange            which matrices are divided among processes
 ownership           which process applies P to which of them, and what travels for that
 journey             carries that out, with asynchronous collectives
 memory              what P remembers about a parameter, and its checkpoint
+narrow_memory       that in bfloat16: wide for P, rounded after it
 
 A preconditioner fails where its arithmetic does: a gradient that is not finite gives a direction
 that is not finite. If the step is skipped, the preconditioner's state is restored.

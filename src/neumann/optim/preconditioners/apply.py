@@ -8,8 +8,8 @@ direction and sends its parts back (`journey`). Where that is not wanted or not 
 process gathers it, computes the whole direction and keeps its part. Either way every layout has the
 directions of a single process.
 
-State of P that the optimizer keeps in bfloat16 is widened for P and rounded to nearest after it. If
-a step is skipped on the device, P's state is restored.
+State of P that the optimizer keeps in bfloat16 is widened for P and rounded stochastically after it
+(`narrow_memory`). If a step is skipped on the device, P's state is restored.
 """
 
 import operator
@@ -25,7 +25,9 @@ from neumann.optim.precision import as_real, wide_dtype
 from neumann.optim.preconditioners.exchange import Exchange, Part, holds_whole_matrices
 from neumann.optim.preconditioners.journey import Journey
 from neumann.optim.preconditioners.memory import PREFIX, create_memory, preconditioner_of, stages_of
+from neumann.optim.preconditioners.narrow_memory import WideMemory, widen
 from neumann.optim.preconditioners.protocol import Preconditioner
+from neumann.optim.state import CLOCK
 from neumann.optim.tensors import Tensors
 
 
@@ -40,7 +42,7 @@ class Bucket:
     used: list[Tensor]  # the tensors of `memory`
     kept: list[Tensor]  # those of the optimizer's state
     before: list[Tensor] | None  # copies of these, if the step may be skipped
-    narrowed: bool = False  # whether some of these are kept in bfloat16, and `used` is wide
+    wide: WideMemory | None = None  # of those in bfloat16; `used` has its tensors in their place
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -158,19 +160,14 @@ def _open_bucket(
     memory = [_memory_of(group.states[i], group.parameters[i], options) for i in chosen]
     kept = _list_tensors(memory)
     before = None if skip is None else [tensor.clone() for tensor in kept]
-    widened = _widen_narrow(memory, narrow)
-    if widened is None:
-        return Bucket(group, chosen, wide, memory, kept, kept, before)
-    used = _list_tensors(widened)
-    return Bucket(group, chosen, wide, widened, used, kept, before, narrowed=True)
+    wide_memory, memory = _widen_narrow(memory, narrow)
+    return Bucket(group, chosen, wide, memory, _list_tensors(memory), kept, before, wide_memory)
 
 
 def _close_bucket(bucket: Bucket, skip: Tensor | None, found: list[Tensor | None]) -> None:
     """Write P's state back, restored if the step is skipped, and the directions into `found`."""
-    if bucket.narrowed:
-        pairs = zip(bucket.kept, bucket.used, strict=True)
-        written = [pair for pair in pairs if pair[0] is not pair[1]]
-        torch._foreach_copy_([kept for kept, _ in written], [computed for _, computed in written])
+    if bucket.wide is not None:
+        bucket.wide.write_back(bucket.group.states[bucket.chosen[0]][CLOCK])
     if skip is not None and bucket.before:
         for tensor, old in zip(bucket.kept, bucket.before, strict=True):
             tensor.copy_(torch.where(skip.to(tensor.device) != 0, old, tensor))
@@ -218,11 +215,8 @@ def _widen(tensor: Any) -> Tensor:
 
 def _widen_narrow(
     memory: list[dict[str, Tensor]], narrow: set[str]
-) -> list[dict[str, Tensor]] | None:
-    """The states with the tensors that were narrowed in float32; None if there are none.
-
-    All of them in one operation: one for each tensor would be a launch for each.
-    """
+) -> tuple[WideMemory | None, list[dict[str, Tensor]]]:
+    """Float32 copies of the tensors that were narrowed, and the states with them instead."""
     found = [
         (place, key, tensor)
         for place, state in enumerate(memory)
@@ -230,14 +224,12 @@ def _widen_narrow(
         if key in narrow and tensor.dtype is torch.bfloat16
     ]
     if not found:
-        return None
-    sources = [tensor for _, _, tensor in found]
-    wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in sources]
-    torch._foreach_copy_(wide, sources)
+        return None, memory
+    wide_memory = widen([tensor for _, _, tensor in found])
     widened = [dict(state) for state in memory]
-    for (place, key, _), tensor in zip(found, wide, strict=True):
+    for (place, key, _), tensor in zip(found, wide_memory.wide, strict=True):
         widened[place][key] = tensor
-    return widened
+    return wide_memory, widened
 
 
 def _make_buckets(gradients: Sequence[Tensor | None]) -> list[list[int]]:

@@ -36,8 +36,8 @@ def count_operations(rows: int, columns: int) -> int:
     """20m²n + 10m³, the operations that a matrix with sides m ≤ n takes.
 
     Each iteration makes three products: XXᵀ and (bA + cA²)X of 2m²n operations, A² of 2m³. They
-    count in full. Where XXᵀ and A², which are symmetric, are computed by half, 15m²n + 5m³ are left; but
-    that depends on the device and the batch, and all processes must find the same count.
+    count in full. Where XXᵀ and A², which are symmetric, are computed by half, 15m²n + 5m³ are
+    left; but that depends on the device and the batch, and all processes must find the same count.
     """
     m, n = sorted((rows, columns))
     return ITERATIONS * (4 * m**2 * n + 2 * m**3)
