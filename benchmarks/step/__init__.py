@@ -12,7 +12,8 @@ preconditioner_cost     what P adds to a training step
 preconditioner_share    which share of a GPT's training step P takes
 lab_throughput          training steps of the lab
 ghost_batchnorm         BatchNorm over groups of 32 examples, beside plain BatchNorm
-state_rounding          bfloat16 state
+state_rounding          bfloat16 state: what rounding does to it
+state_memory            how much memory the state takes
 tune_blocks             block sizes of the CUDA kernel
 scale_table             operations and bytes of distributed P, computed
 update_cost_page        the tables of docs/cost.md, from these measurements
