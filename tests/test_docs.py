@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#]*)(?:#([^)]+))?\)")
+IMAGE = re.compile(r'<img src="(?!https?:)([^"]+)"')
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PATH = re.compile(r"(?<![\w/.-])(?:src|tests|docs|results|benchmarks|examples|\.github)/[\w./*-]+")
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py")
@@ -48,6 +49,8 @@ def test_links_lead_somewhere(page):
         if anchor:
             headings = [slug(heading) for heading in HEADING.findall(path.read_text())]
             assert anchor in headings, f"{page.name} links to {target}#{anchor}"
+    for image in IMAGE.findall(page.read_text()):
+        assert (page.parent / image).is_file(), f"{page.name} shows {image}"
 
 
 @each_page

@@ -5,7 +5,7 @@
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
 `forms` (the same for a few optimizers), `pairs` (a form beside its rival), `families` (how many
 comparisons p is corrected for), `cifar100` (the same settings on CIFAR-100), a batch size, or a
-model and a batch size. The rest of a page does not change.
+model and a batch size. README has `guide`, the table of forms. The rest of a page does not change.
 """
 
 import json
@@ -15,8 +15,10 @@ from pathlib import Path
 from benchmarks.ablations.other_data_table import format_scores
 from benchmarks.common.pages import fill_parts
 from benchmarks.contest.entrants import ContestLedger
+from benchmarks.contest.form_guide import format_guide
 from benchmarks.contest.image_families import (
     BEST_PEER,
+    CIFAR10,
     CIFAR100,
     OTHER_FORMS,
     SPECTRAL,
@@ -33,6 +35,7 @@ from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
+README = ROOT / "README.md"
 PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
 # Each form of this package, and the optimizer to compare it with. The first pair is in all tables.
 FORMS = {SPECTRAL: BEST_PEER, **OTHER_FORMS}
@@ -64,10 +67,20 @@ def fill_page(
     return fill_parts(page, KIND, tables)
 
 
+def fill_readme(
+    page: str, found: Mapping[str, Sequence[BatchSummary]], families: Mapping[str, Family]
+) -> str:
+    """README with its table of forms up to date."""
+    recipe = ContestLedger(ROOT / "results" / CIFAR10[1])
+    guide = format_guide(found["resnet9"], recipe, families["CIFAR-10"])
+    return fill_parts(page, KIND, {"guide": guide})
+
+
 def main() -> None:
     found, families = json.loads(SUMMARY.read_text()), load_families(ROOT / "results")
     for path in PAGES:
         path.write_text(fill_page(path.read_text(), found, families))
+    README.write_text(fill_readme(README.read_text(), found, families))
 
 
 if __name__ == "__main__":

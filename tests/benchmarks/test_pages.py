@@ -15,7 +15,7 @@ from benchmarks.contest.markdown_tables import (
     format_pairs,
     format_summary,
 )
-from benchmarks.contest.update_pages import KIND, PAGES, SUMMARY, fill_page
+from benchmarks.contest.update_pages import KIND, PAGES, README, SUMMARY, fill_page, fill_readme
 from neumann.lab.studies.statistics import paired_difference
 
 
@@ -147,6 +147,13 @@ def test_pages_are_up_to_date(path, families):
     page = path.read_text()
     assert list_parts(page, KIND)
     assert fill_page(page, json.loads(SUMMARY.read_text()), families) == page
+
+
+def test_readme_is_up_to_date(families):
+    """If this fails, run python -m benchmarks.contest.update_pages."""
+    page = README.read_text()
+    assert list_parts(page, KIND) == ["guide"]
+    assert fill_readme(page, json.loads(SUMMARY.read_text()), families) == page
 
 
 def test_figure_of_the_tested(tmp_path):

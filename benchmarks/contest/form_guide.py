@@ -1,0 +1,80 @@
+"""The table of forms in README: when to use each, what to start with, and what it reached.
+
+The accuracies are those of the contest at batch 8192, each form beside the optimizer that it is
+closest to, and that of the untuned recipe in its last test against a tuned Muon.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.common.markdown import format_table
+from benchmarks.contest.entrants import ContestLedger, RunKey, read_accuracy
+from benchmarks.contest.image_families import (
+    BEST_PEER,
+    OTHER_FORMS,
+    RECIPE_SEEDS,
+    SPECTRAL,
+    Comparison,
+    Family,
+)
+from benchmarks.contest.recipe_images import BATCH
+from benchmarks.contest.recipe_runs import OURS
+from benchmarks.contest.summary import BatchSummary, find_tested
+from neumann.lab.optimizers.arm_recipes import PRECONDITIONED
+from neumann.optim.recipe import LR
+
+HEADS = ("form", "use it", "starting `lr`", "schedule; weight decay")
+GUIDE = {
+    SPECTRAL: (
+        "**spectral**: `large_batch`",
+        "for large batches and few steps",
+        f"{LR:g}",
+        "both included",
+    ),
+    "Neumann diagonal": (
+        '**diagonal**: `precondition="diagonal"`',
+        "where matrices cannot be orthogonalized",
+        f"{PRECONDITIONED['diagonal'].lr:g}",
+        "a short rise, then linear to 0; 1",
+    ),
+    "Neumann (paper)": (
+        "**paper**: `Neumann(params, lr)`",
+        "to study the paper, or in place of Nesterov SGD",
+        "as for SGD",
+        "as for SGD",
+    ),
+}
+
+
+def format_guide(summaries: Sequence[BatchSummary], recipe: ContestLedger, family: Family) -> str:
+    """One row per form: its accuracy, that of its rival, and p of the difference."""
+    contest = next(summary for summary in summaries if summary["batch"] == BATCH)
+    means = {row["entrant"]: row["interval"]["mean"] for row in contest["rows"]}
+    corrected = family.correct()
+
+    def format_pair(ours: float, note: str, rival: str, theirs: float, found: Comparison) -> str:
+        return f"{ours:.2f}{note} ({rival} {theirs:.2f}, p = {corrected[found]:.2g})"
+
+    tested = Comparison(*(find_recipe_test(recipe, name) for name in (OURS, BEST_PEER)))
+    averages = [average_tested(recipe, key) for key in tested]
+    scores = {SPECTRAL: format_pair(averages[0], ", untuned", BEST_PEER, averages[1], tested)}
+    for ours, rival in OTHER_FORMS.items():
+        found = Comparison(find_tested(contest, ours), find_tested(contest, rival))
+        scores[ours] = format_pair(means[ours], "", rival, means[rival], found)
+    heads = (*HEADS, f"accuracy at batch {BATCH}, %")
+    return format_table(heads, "lllll", [(*GUIDE[form], scores[form]) for form in GUIDE])
+
+
+def find_recipe_test(ledger: ContestLedger, entrant: str) -> RunKey:
+    """What identifies the runs of the recipe or a peer in the last test, at its first seed."""
+    return next(
+        key
+        for key in ledger.runs
+        if (key.stage, key.entrant, key.seed) == ("final", entrant, RECIPE_SEEDS[-1].start)
+    )
+
+
+def average_tested(ledger: ContestLedger, key: RunKey) -> float:
+    """The mean test accuracy over the seeds of the last test, in percent."""
+    runs = ledger.find_seeds(key)
+    return statistics.fmean(read_accuracy(runs[seed]) for seed in RECIPE_SEEDS[-1])
