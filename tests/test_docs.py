@@ -72,6 +72,14 @@ def test_dotted_names_exist(page):
 
 
 @each_page
+def test_the_cpu_builds_of_torch_and_torchvision_come_together(page):
+    """A torchvision that does not match torch cannot be imported, and the extra `lab` needs it."""
+    for line in page.read_text().splitlines():
+        if "download.pytorch.org/whl/cpu" in line:
+            assert "torch torchvision" in line, f"{page.name}: {line}"
+
+
+@each_page
 def test_make_targets_exist(page):
     makefile = (ROOT / "Makefile").read_text()
     for found in TARGET.findall(page.read_text()):
