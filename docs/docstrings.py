@@ -1,14 +1,26 @@
 """What the API reference shows of the source.
 
 Docstrings become Markdown: they have the roles and the `::` of reStructuredText, which Sphinx would
-read. The comments beside the fields of a dataclass become a list in its docstring.
+read. The comments beside the fields of a dataclass become a list in its docstring. A default that
+the source names, such as `lr=LR`, is shown as its value.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from griffe import Class, Extension, Object
+from griffe import (
+    Attribute,
+    Class,
+    Expr,
+    ExprAttribute,
+    ExprName,
+    Extension,
+    Function,
+    Module,
+    Object,
+)
 
 ROLE = re.compile(r":(?:class|func|meth|mod):`~?([^`]+)`")
 CODE_FOLLOWS = re.compile(r"::$", re.MULTILINE)
@@ -35,3 +47,37 @@ class SourceComments(Extension):
         if obj.docstring is not None:
             plain = ROLE.sub(r"`\1`", obj.docstring.value)
             obj.docstring.value = CODE_FOLLOWS.sub(":", plain)
+
+    def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
+        """Put values in the place of constants that are defaults of parameters or fields."""
+        for member in list_members(pkg):
+            if isinstance(member, Function):
+                for parameter in member.parameters:
+                    value = find_constant(parameter.default, pkg)
+                    parameter.default = parameter.default if value is None else str(value)
+            elif isinstance(member.parent, Class):  # a field becomes a parameter of `__init__`
+                value = find_constant(member.value, pkg)
+                member.value = member.value if value is None else value
+
+
+def list_members(found: Module | Class) -> Iterator[Function | Attribute]:
+    """The functions and attributes that are defined in a module or class, and in all within it."""
+    for member in found.members.values():
+        if member.is_alias:
+            continue
+        if isinstance(member, Function | Attribute):
+            yield member
+        elif isinstance(member, Module | Class):
+            yield from list_members(member)
+
+
+def find_constant(default: str | Expr | None, package: Module) -> str | Expr | None:
+    """The value of the constant that a default names, or None if it names none."""
+    if not isinstance(default, ExprName | ExprAttribute):
+        return None
+    root, _, path = default.canonical_path.partition(".")
+    if root != package.name or not path.rpartition(".")[2].isupper():
+        return None
+    constant = package[path]
+    constant = constant.final_target if constant.is_alias else constant
+    return constant.value if isinstance(constant, Attribute) else None

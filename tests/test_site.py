@@ -1,17 +1,20 @@
 """The site: it builds without a warning, needs nothing from the network, and its links work."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import neumann
 from tests.support.browser import start_browser
 
 pytest.importorskip("mkdocs")  # part of the extra `dev`
@@ -21,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 # Not loaded: the address of the page and of its neighbors.
 RELATIONS = {"canonical", "prev", "next"}
+
+SIGNATURE = re.compile(r'<div class="[^"]*doc-signature[^"]*">(.*?)</div>', re.DOTALL)
 
 RESULTS = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
 SENT = "Network.requestWillBeSent"
@@ -132,6 +137,21 @@ def test_the_reference_shows_docstrings(site):
     assert "::<" not in page
     fields = (site / "api/spectrum.html").read_text()
     assert "the Ritz value at this end; it lies inside the spectrum" in fields
+
+
+def test_the_reference_shows_the_values_of_defaults(site):
+    """Not the names of constants in the source, such as `lr=LR`."""
+    signatures = {
+        path.name: unescape(re.sub("<[^>]+>", "", "".join(SIGNATURE.findall(path.read_text()))))
+        for path in site.glob("api/*.html")
+    }
+    recipe = inspect.signature(neumann.large_batch).parameters
+    assert f"lr: float | Tensor = {recipe['lr'].default}," in signatures["optimizer.html"]
+    assert f"ramp: float = {recipe['ramp'].default}," in signatures["optimizer.html"]
+    auto = recipe["weight_decay"].default
+    assert f'weight_decay: float | Literal["auto"] = "{auto}",' in signatures["optimizer.html"]
+    for name, text in signatures.items():
+        assert not re.findall(r"\w+: .*= *((?:\w+\.)*[A-Z][A-Z_]+)\b", text), name
 
 
 def test_formulas_need_no_script(site):
