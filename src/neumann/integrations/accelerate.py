@@ -27,8 +27,8 @@ def large_batch(
         )
 
     Args:
-        accelerator: steps a schedule as often per optimizer step as it has processes, unless it
-            was told otherwise. The schedule is made longer accordingly.
+        accelerator: after every optimizer step it steps a schedule once for each process, unless it
+            was configured otherwise. The schedule is made as many times longer.
         model: before or after `prepare`.
         steps: optimizer steps of the whole run, the same on every process.
         **options: as for `neumann.large_batch`.

@@ -41,7 +41,7 @@ def large_batch(
 
     Args:
         module: its trainer knows the number of steps.
-        steps: optimizer steps of the whole run, if the trainer does not know.
+        steps: optimizer steps of the whole run, if the trainer does not know them.
         **options: as for `neumann.large_batch`.
     """
     if steps is None and not hasattr(module, "trainer"):
@@ -70,17 +70,16 @@ class EvaluationWeights(Callback):
         Trainer(callbacks=[EvaluationWeights()])
 
     The parameters hold the evaluation weights from the start of a validation, test or prediction,
-    and from the end of an epoch, until the next training batch. A checkpoint written in that time
-    holds them too. fit(ckpt_path=...) still continues as if there had been no interruption, because
-    the optimizer's state keeps w and the mode. A checkpoint written between two training batches
-    gets the same form. fit() leaves the evaluation weights in the model, even when it ends with an
-    exception.
+    and from the end of an epoch, until the next training batch. Every checkpoint holds them too,
+    even one written between two training batches, with two exceptions below. fit(ckpt_path=...)
+    still continues as if there had been no interruption, because the optimizer's state keeps w and
+    the mode. After fit() the model holds the evaluation weights, even if an exception ended it.
 
-    Several optimizers may be Neumann; all others are left alone. You need the callback where you
-    train, not where you only load a checkpoint: its `state_dict` already is w − μm.
+    Several optimizers may be Neumann; the callback ignores all others. You need it where you train,
+    not where you only load a checkpoint, whose `state_dict` already is w − μm.
 
-    Limits: a checkpoint written between two batches under a strategy that gathers or shards the
-    model (FSDP2) holds w; it still resumes exactly. If your own code calls
+    The exceptions: a checkpoint written between two batches under a strategy that gathers or shards
+    the model (FSDP2) holds w; it still resumes exactly. And if your own code calls
     `trainer.save_checkpoint(path, weights_only=True)` within an epoch, it writes w, because
     Lightning does not notify callbacks of it: call it inside `optimizer.evaluating()`.
     """

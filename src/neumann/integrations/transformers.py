@@ -57,9 +57,9 @@ class NeumannByRole:
 
         Trainer(model, args, optimizer_cls_and_kwargs=(NeumannByRole, {"steps": 2_000}), ...)
 
-    `steps`, the optimizer steps of the whole run, decides the weight decay unless that is given.
-    The schedule is the Trainer's own. A linear one with a warm-up of 3 % of the steps, that is
-    `lr_scheduler_type="linear", warmup_steps=0.03` in its arguments, is nearly that of the recipe.
+    The weight decay follows from `steps`, the optimizer steps of the whole run, unless it is given.
+    The schedule is the Trainer's own. With `lr_scheduler_type="linear", warmup_steps=0.03` in its
+    arguments, a linear one with a warm-up of 3 % of the steps, it is close to that of the recipe.
     Needs transformers 5.
     """
 
@@ -107,11 +107,11 @@ class EvaluationWeights(TrainerCallback):
     It switches to the evaluation weights before a checkpoint is written and at the end of every
     epoch; the Trainer switches back before the next training batch. A checkpoint holds the
     evaluation weights as its model. It still resumes exactly, because the optimizer's state keeps w
-    and the mode. After train(), save_model() and push_to_hub() ship w − μm, and
-    `load_best_model_at_end` loads weights that no later evaluate() corrects a second time.
+    and the mode. After train(), save_model() and push_to_hub() save w − μm. The weights that
+    `load_best_model_at_end` loads are used as they are, also by a later evaluate().
 
     List this callback last. If a later callback requests a checkpoint in `on_step_end`, it holds w;
-    it still resumes exactly. Optimizers other than Neumann are left alone.
+    it still resumes exactly. Optimizers other than Neumann are ignored.
     """
 
     def on_train_begin(

@@ -49,7 +49,7 @@ class GroupDiagnostics:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The whole optimizer, after its last completed step."""
+    """The state of the whole optimizer after its last completed step."""
 
     groups: tuple[GroupDiagnostics, ...]
     _timetable: Timetable
@@ -82,10 +82,10 @@ class Diagnostics:
 
     @property
     def distance(self) -> float:
-        """r = ‖w − v‖ over all parameters, as the next step will see it.
+        """r = ‖w − v‖ over all parameters, for the next step.
 
-        With sharded parameters it is as the last step saw it, and NaN after a load: one process
-        knows no more.
+        With sharded parameters it is that of the last step, and NaN after a load, because a process
+        cannot compute more from its own shards.
         """
         return float(self._distance_squared.sqrt())
 

@@ -199,7 +199,7 @@ def param_groups(
         roles: roles by pattern of names, where they should differ from what is found:
             "hidden", "embedding", "output", "vector", or "frozen" to leave parameters out.
         options: `RoleOptions` by role, in place of those that `default_options` gives.
-        weight_decay: of the roles that decay; None leaves it to the optimizer's.
+        weight_decay: of the roles that have weight decay; None takes the optimizer's.
         split_heads: orthogonalize fused attention projections head by head.
 
     Returns:

@@ -45,16 +45,16 @@ def find_neumann(optimizer: object) -> Neumann | None:
 def guard(model: nn.Module, optimizer: object) -> Guard:
     """Warn when weights of `model` are saved or loaded in the wrong mode.
 
-    It warns when a state dict is about to hold displaced weights, once for each line of the program
-    that takes one: not in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
+    It warns when a state dict holds displaced weights, once for each line of the program that takes
+    one. It does not warn in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
     warm-up, where w is what to evaluate.
 
     After `model.load_state_dict` it warns if the next switch to evaluation subtracts μm from the
-    loaded weights, or if the next switch to training loses them. It does not if the optimizer
-    loads a state too, or takes a step first.
+    loaded weights, or if the next switch to training replaces them. It does not warn if the
+    optimizer loads a state too, or takes a step first.
 
-    It covers the model's parts and wrappers around the model, but not copies of it, nor
-    `torch.save` of the whole module, which makes no state dict.
+    It also sees the model's submodules and wrappers around the model. It does not see copies of the
+    model, or `torch.save` of the whole module, which makes no state dict.
 
     Args:
         model: the model, after it was moved, wrapped or sharded.

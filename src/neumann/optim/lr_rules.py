@@ -24,7 +24,7 @@ def lr_factor(
     period_steps: float | None = None,
     decay_steps: float | None = None,
 ) -> float:
-    """Return what the peak learning rate is multiplied by in a step. All ramps start at zero.
+    """Return the factor of the peak learning rate in a step. All ramps start at zero.
 
     Args:
         schedule: `constant`, `linear`, `power`, `cosine`, `step` (× 0.3 every 40 epochs),

@@ -60,18 +60,18 @@ class Neumann(Optimizer):
     repulsive term pushes them away from it, and resets start the series again. The equations are
     in :mod:`neumann.optim.update`.
 
-    While training, the parameters hold w. Evaluate and ship w − μm: call :meth:`eval` before
-    evaluating and :meth:`train` before you continue, or use :meth:`evaluating` as a context
-    manager.
+    During training the parameters hold the displaced weights w. Evaluate and save w − μm: call
+    :meth:`eval` before you evaluate and :meth:`train` before you continue, or use
+    :meth:`evaluating` as a context manager.
 
     Args:
         params: parameters, named parameters or groups, as in torch.optim. Groups may differ in lr,
             momentum, weight decay, precondition and maximize.
-        lr: the learning rate η, a float or a 0-d tensor. The only option to tune. Start with a
-            value that suits Nesterov SGD with momentum 0.9, or with 0.015 for the spectral
+        lr: the learning rate η, a float or a 0-d tensor. It is the first option to tune. Start
+            with a value that suits Nesterov SGD with momentum 0.9, or with 0.015 for the spectral
             preconditioner and 0.0025 for the diagonal one.
-        steps_per_epoch: optimizer steps (not micro-batches) per epoch; turns the epochs below into
-            steps, rounded half up.
+        steps_per_epoch: optimizer steps (not micro-batches) per epoch. With it, the lengths below
+            can be given in epochs; they are rounded to steps, half a step up.
         warmup_epochs: length of the SGD warm-up. Default: 5, or 0 with a preconditioner.
         reset_epochs: first interval K between resets. Default: 10, or 0 with a preconditioner.
         warmup_steps: the warm-up in steps; overrides `warmup_epochs`.
@@ -86,34 +86,35 @@ class Neumann(Optimizer):
         average: γ, the decay per step of the moving average.
         variables: what the paper's "num variables" counts: "tensors" or "elements" of the
             parameters that require gradients, or the count itself.
-        bounded: keep the repulsion from exploding close to the average.
+        bounded: limit the repulsion where the weights are close to the average. In the paper's
+            formula it goes to infinity there.
         weight_decay: λ, added to the gradient as λw unless decoupled.
         decoupled_weight_decay: subtract ηλw from the weights instead. Default: only with a
             preconditioner.
-        skip_nonfinite: change nothing, the clock included, when any gradient is not finite. Costs
-            one host synchronization per step on an accelerator.
-        state_dtype: the dtype of m and δ; None is each parameter's own. torch.bfloat16 halves
-            memory and traffic of float32 state; it is rounded stochastically. So is P's
-            momentum, which is in bfloat16 too; P's mean of squares stays in float32.
+        skip_nonfinite: if any gradient is not finite, skip the step: it changes nothing and is
+            not counted. Costs one host synchronization per step on an accelerator.
+        state_dtype: the dtype of m and δ; None is each parameter's own. torch.bfloat16 takes half
+            the memory of float32, and is rounded stochastically. So is P's momentum, which is in
+            bfloat16 too; P's mean of squares stays in float32.
         precondition: P, which turns gradients into the directions that the series sums: None (the
             paper), "diagonal", "spectral" or a :class:`Preconditioner`. Groups may differ in it.
             Momentum and the form of weight decay follow each group's own P; warm-up, resets and
             forces follow this argument, or the groups' P if all of them have one.
         maximize: maximize the objective instead.
-        foreach: use the multi-tensor form; None chooses it. False is the single-tensor form.
+        foreach: use the multi-tensor form; None chooses for you. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
         capturable: let a CUDA graph capture the step; the learning rate becomes a tensor on the
             device. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
-            chooses it where it can run; True raises where it cannot, and says why.
+            uses it if it can run. If it cannot, True raises an error that says why.
         process_group: the torch.distributed group over which whole parameters are distributed, as
             in ZeRO and pipeline stages; r is then the distance over all of them. DTensors (FSDP2)
             carry their group, and replicas (DDP) need none. With `distributed=`, the processes of
             the group are replicas, which have all parameters whole.
-        distributed: who applies P to a matrix that several processes have, in shards or as
-            replicas. "owner": one process, which sends the others their part of the direction; P
-            must treat each matrix independently. "replicated": every process, so that each does
-            the whole work. None is "owner" for DTensors, "replicated" otherwise.
+        distributed: which process applies P to a matrix that several processes have, in shards or
+            as replicas. "owner": one process, which sends the others their part of the direction;
+            P must treat each matrix independently. "replicated": every process applies P to every
+            matrix. None is "owner" for DTensors, "replicated" otherwise.
     """
 
     _opt_called = tracing.HasStepped()  # read by torch's schedulers
@@ -181,14 +182,15 @@ class Neumann(Optimizer):
             raise ValueError("params must hold at least one parameter, got none")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, also during training: they join the clock, with m = 0 and v = w.
+        """Add parameters, also during training. They start with m = 0 and v = w.
 
         Args:
             param_group: a dict with `params` and any of the options in which groups may differ.
 
         Raises:
             ValueError: an option is wrong, or differs where all groups must agree.
-            RuntimeError: the parameters cannot be stepped here. In both cases nothing is added.
+            RuntimeError: this optimizer cannot train the parameters. In both cases nothing is
+                added.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
@@ -290,16 +292,16 @@ class Neumann(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; `closure`, if given, re-evaluates the model and returns the loss.
 
-        A parameter without a gradient keeps w, m, δ and P's memory: no update, no decay. The clock
-        advances, its δ still counts in r, and a reset sets its m to 0, as does freezing it. One
-        that never had a gradient and requires none has no state.
+        A parameter without a gradient keeps w, m, δ and the state of P: it has no update and no
+        decay. The clock advances, its δ still counts in r, and a reset sets its m to 0, as does
+        freezing it. A parameter that never had a gradient and requires none has no state.
 
-        A step that raises before its update begins changes nothing: bad options, a sparse gradient,
-        an error in the closure or in P, running out of memory while it prepares. Weights, m, δ, the
-        clock and the count of skipped steps are as before; only P's own memory may have taken in
-        the gradient. Ctrl-C and SIGTERM wait for the end of an update. If the update itself fails,
-        on a broken device for example, some weights have moved and others have not: then `step`,
-        `train`, `eval` and `state_dict` raise until a checkpoint is loaded.
+        A step can raise before its update begins, because of bad options, a sparse gradient, an
+        error in the closure or in P, or too little memory. Weights, m, δ, the clock and the count
+        of skipped steps are then as before; only the state of P may already contain the gradient.
+        Ctrl-C and SIGTERM wait for the end of an update. If the update itself fails, on a broken
+        device for example, some weights have moved and others have not. Then `step`, `train`,
+        `eval` and `state_dict` raise until a checkpoint is loaded.
         """
         traced = torch.compiler.is_compiling()
         self._refuse_cut_short()
@@ -430,11 +432,11 @@ class Neumann(Optimizer):
         return bool(self.param_groups[0]["training"]) and WEIGHTS not in state
 
     def train(self, mode: bool = True) -> Self:
-        """Put the training weights w back into the parameters, bit for bit; idempotent.
+        """Put the training weights w back into the parameters, without rounding errors.
 
-        An interrupt or an error on the way leaves no mixture: the parameters then hold w. Should
-        the repair be cut short too, `training` is False, w is in the state, and the next call of
-        `train` or `eval` finishes the switch.
+        A second call changes nothing. After an interrupt or an error, all parameters hold w. If
+        that repair is interrupted too, `training` is False, w is in the state, and the next call
+        of `train` or `eval` finishes the switch.
         """
         self._refuse_cut_short()
         if mode != self.training or self._switching:
@@ -479,7 +481,7 @@ class Neumann(Optimizer):
 
     @contextmanager
     def evaluating(self) -> Iterator[Self]:
-        """Evaluation weights inside a block; the mode before it is restored after it."""
+        """Hold the evaluation weights inside a block; afterwards the mode is what it was before."""
         before = self.training
         try:
             try:
@@ -519,8 +521,8 @@ class Neumann(Optimizer):
     def eval_params(self) -> dict[str, Tensor] | list[Tensor]:
         """Copies of the evaluation weights w − μm, by name if the parameters have names.
 
-        The model is not touched; use them with :func:`torch.func.functional_call`. Copies of
-        sharded parameters are sharded the same way.
+        The model does not change; use the copies with :func:`torch.func.functional_call`. Copies of
+        sharded parameters are sharded in the same way.
         """
         self._reconcile()
         return modes.derive_params(self.param_groups, self.state, modes.compute_evaluation)
@@ -538,7 +540,7 @@ class Neumann(Optimizer):
     # ------------------------------------------------------------------ state dicts and copies
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim, with everything that a bit-identical continuation needs."""
+        """As in torch.optim, with all that a resumed run needs to continue with the same bits."""
         self._refuse_cut_short()
         self._reconcile()
         self._distance.finish()
@@ -553,11 +555,11 @@ class Neumann(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adopt state, hyperparameters and mode, or nothing. Parameters are never written.
+        """Load state, hyperparameters and mode, or change nothing. Parameters are never written.
 
-        Load the model's weights before or after, saved in the same mode as the state dict. `fused`,
-        `foreach` and `capturable` say how steps run on one machine. Where the saved ones cannot
-        run, this optimizer keeps its own, with a warning.
+        Load the model's weights before or after. They must have been saved in the same mode as the
+        state dict. `fused`, `foreach` and `capturable` depend on the machine. If the saved values
+        cannot be used, this optimizer keeps its own, with a warning.
 
         Raises:
             ValueError: the state dict belongs to another model or optimizer, or holds an

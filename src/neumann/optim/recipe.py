@@ -58,19 +58,19 @@ def large_batch(
     schedule_calls: int = 1,
     **optimizer_options: Any,
 ) -> tuple[Neumann, LinearDecay | PowerDecay]:
-    """A ready optimizer and its schedule for training in few, large steps.
+    """An optimizer and its schedule for training in few, large steps.
 
     Args:
         model: any module; after FSDP2 if that is used, since it replaces parameters, and before or
             after DDP and torch.compile.
         steps: optimizer steps of the whole run. Call `schedule.step()` after each of them.
         lr: the peak learning rate, the same for models of all widths.
-        weight_decay: decoupled, of hidden matrices and the output layer. "auto" follows from lr
-            and steps, see `choose_weight_decay`.
-        ramp: the share of the steps over which the rate rises.
+        weight_decay: of hidden matrices and the output layer, decoupled. "auto" computes it from lr
+            and steps: see `choose_weight_decay`.
+        ramp: the fraction of the steps in which the rate rises.
         power: the rate falls as (1 − t)^power, where t goes from 0 at the end of the ramp to 1.
-        slow_momentum: the share of slow momentum in the directions of hidden matrices, which takes
-            one more tensor for each. See `add_slow_momentum`.
+        slow_momentum: the fraction of slow momentum in the directions of hidden matrices, from 0 to
+            1. It takes one more tensor for each matrix. See `add_slow_momentum`.
         roles: roles by pattern of names, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
@@ -122,10 +122,10 @@ def choose_weight_decay(
 ) -> float:
     """The weight decay for which lr · decay · steps is 2.5, or 10 in a network such as a ResNet.
 
-    lr · decay · steps says how much of the early weights is forgotten by the end. Where a batch or
-    group normalization follows most of the hidden matrices, their size has no effect on what the
-    network computes, and forgetting more is better. In a run of very few steps the decay is lower:
-    a step takes away at most 7.5 % of a weight.
+    lr · decay · steps says how much of the early weights is left at the end. If a batch or group
+    normalization follows most of the hidden matrices, their size has no effect on what the network
+    computes, and more decay is better. In a run of very few steps the decay is lower: a step
+    removes at most 7.5 % of a weight.
 
     Args:
         model: as for `large_batch`.

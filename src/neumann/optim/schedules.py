@@ -18,14 +18,14 @@ and after it η(t) = η·scale·f, where with n = t − R and s = n/(T − R), t
     InverseTime      f = 1/(1 + n/decay_steps)          the η ∝ 1/t of the paper's section 3.1
 
 The count n starts at the end of the ramp, so `StepDecay` after a ramp of 5 epochs drops at epochs
-45, 85, … All rules are closed forms of t, so a resumed run has the learning rates of an
-uninterrupted one. As with every torch scheduler, build optimizer and schedule first and load both
-states after that; the loaded state brings the schedule's own settings along.
+45, 85, … All rules are functions of t alone, so a resumed run has the learning rates of an
+uninterrupted one. As with every torch scheduler, build optimizer and schedule first and then load
+both states; the loaded state contains the settings of the schedule.
 
 `lr_factor` gives the same rules by name, as a function of the step, without a scheduler object.
 
-How it can fail: a schedule stepped once per epoch ramps and falls far too slowly. If the
-SGD warm-up of `Neumann` covers most of a run, its iteration has little time left; a schedule that
+How it can fail: a schedule that is stepped once per epoch rises and falls far too slowly. If the
+SGD warm-up of `Neumann` covers most of a run, few steps are left for its series; a schedule that
 knows `total_steps` warns about it.
 """
 
@@ -193,7 +193,7 @@ class _FallingToZero(_RampedSchedule):
 
 
 class PowerDecay(_FallingToZero):
-    """A learning rate that falls to 0 at `total_steps`, as a power of the share that is left.
+    """A learning rate that falls to 0 at `total_steps`, as a power of the fraction that is left.
 
     Args:
         optimizer: its learning rate is the peak, unless `scale` is given.
@@ -233,7 +233,7 @@ class PowerDecay(_FallingToZero):
 
 
 class LinearDecay(_FallingToZero):
-    """A learning rate that falls on a straight line to 0 at `total_steps`.
+    """A learning rate that falls linearly to 0 at `total_steps`.
 
     Args:
         optimizer: its learning rate is the peak, unless `scale` is given.
@@ -250,7 +250,7 @@ class LinearDecay(_FallingToZero):
 
 
 class CosineDecay(_FallingToZero):
-    """A learning rate that falls on half a cosine to 0 at `total_steps`.
+    """A learning rate that falls to 0 at `total_steps` along half a period of a cosine.
 
     The arguments are those of `LinearDecay`.
     """

@@ -51,8 +51,8 @@ class Momentum:
 class SlowMomentum:
     """(1 − share)·f + share·s/(1 − decay): f is what `Momentum` gives, s a slow mean of gradients.
 
-    s is a bias-corrected moving mean of the gradients after the first `start` steps; up to there
-    this is `Momentum(decay)`. Under steady gradients both terms have the same size.
+    s is a bias-corrected moving mean of the gradients after the first `start` steps. During these
+    steps this is `Momentum(decay)`. If gradients do not change, both terms have the same size.
     """
 
     decay: float = 0.6  # of past gradients in f

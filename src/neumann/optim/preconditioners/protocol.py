@@ -12,13 +12,13 @@ States = Sequence[dict[str, Tensor]]
 
 @runtime_checkable
 class Preconditioner(Protocol):
-    """What stands between the gradients and the update.
+    """What turns gradients into the directions of the update.
 
     A preconditioner has no state itself. Everything it remembers is in the tensors that `create`
     makes for each parameter; they are saved, loaded and moved with the optimizer's state. If it has
-    an attribute `before`, another preconditioner, it receives that one's directions. An attribute
-    `narrow` names tensors of the state that bfloat16 can hold: with `state_dtype=torch.bfloat16`
-    they are kept so, and `apply` sees them in float32.
+    an attribute `before`, another preconditioner, it receives the directions of that one instead of
+    gradients. An attribute `narrow` names tensors of the state for which bfloat16 is enough: with
+    `state_dtype=torch.bfloat16` they are stored in it, and `apply` gets them in float32.
 
     A P without state for parameters that are not elementwise can be divided among processes, each
     of which calls `apply` with some of these parameters: see `exchange`. A method

@@ -42,9 +42,9 @@ VECTOR = "vector_"  # prefix of the state that `vectors` keeps
 
 @dataclass(frozen=True)
 class Spectral:
-    """UVᵀ for matrices, with convolutions as out × (in·kh·kw); `vectors` for everything else.
+    """UVᵀ of matrices; a convolution counts as a matrix out × (in·kh·kw). `vectors` for all others.
 
-    With a `view`, every parameter holds matrices as the view says.
+    With a `view`, every parameter holds one or more matrices, as the view says.
     """
 
     scale: float = 0.2  # root mean square of a direction, or its norm

@@ -81,7 +81,8 @@ def density(
         width: of the normal curves; by default a hundredth of the spectrum's width.
         confidence: of the band and the intervals.
         host: keep the Lanczos vectors in host memory.
-        observe: called now and then with the products so far and a run's outermost Ritz values.
+        observe: a function that is called from time to time with the number of products so far and
+            a run's outermost Ritz values.
     """
     require_integer("probes", probes, least=2)
     require_integer("steps", steps, least=1)

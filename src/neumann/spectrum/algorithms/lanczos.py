@@ -124,13 +124,14 @@ def lanczos(
         ends: which ends must converge.
         max_products: the budget; n products are always enough.
         seed: of the random start.
-        start: your own start vector; the errors then have no probability behind them.
+        start: your own start vector; the stated risk then does not apply.
         risk: the probability, for each end, of an error larger than stated.
         restart: whether to continue in a new direction after a breakdown while the ends are not
             known.
         vectors: how many Ritz vectors of each end to return.
         host: keep the Lanczos vectors in host memory.
-        observe: called now and then with the step and the outermost Ritz values.
+        observe: a function that is called from time to time with the step and the outermost Ritz
+            values.
 
     Raises:
         NonFiniteProduct: a product contained NaN or infinity.
@@ -174,7 +175,7 @@ def extremes(operator: Operator, *, ends: Ends = "both", **options: Any) -> Extr
     """Compute λ_min and λ_max, each with an error bound.
 
     With the defaults both are within 1e-3·max|λ| for any spectrum, except with probability `risk`
-    for each. An end that does not converge within the budget says so; its error still holds.
+    for each. An end that does not converge within the budget says so; its error bound still holds.
 
     Args:
         ends: which ends must converge: "both", "smallest" or "largest".
