@@ -8,5 +8,6 @@ after tuning, `recipe_comparisons` lists every such comparison, and `demo_rates`
 learning rates of `neumann demo`. Helpers, from the bottom up: `entrants` (who takes part, and what
 identifies a run), `tuning` (the rules), `trainer` (one run), `recipe_runs` (one run of the recipe),
 `stages` (all runs), `summary` (what they amount to), `image_families` (every comparison on a test
-set, and p corrected for all of them), `markdown_tables` and `form_guide` (README's table).
+set, and p corrected for all of them), `markdown_tables`, `recipe_overview` (the table of
+the start page) and `form_guide` (README's).
 """

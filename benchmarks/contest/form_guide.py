@@ -4,11 +4,10 @@ The accuracies are those of the contest at batch 8192, each form beside the opti
 closest to, and that of the untuned recipe in its last test against a tuned Muon.
 """
 
-import statistics
 from collections.abc import Sequence
 
 from benchmarks.common.markdown import format_table
-from benchmarks.contest.entrants import ContestLedger, RunKey, read_accuracy
+from benchmarks.contest.entrants import ContestLedger, RunKey
 from benchmarks.contest.image_families import (
     BEST_PEER,
     OTHER_FORMS,
@@ -18,6 +17,7 @@ from benchmarks.contest.image_families import (
     Family,
 )
 from benchmarks.contest.recipe_images import BATCH
+from benchmarks.contest.recipe_overview import average_accuracy
 from benchmarks.contest.recipe_runs import OURS
 from benchmarks.contest.summary import BatchSummary, find_tested
 from neumann.lab.optimizers.arm_recipes import PRECONDITIONED
@@ -56,7 +56,7 @@ def format_guide(summaries: Sequence[BatchSummary], recipe: ContestLedger, famil
         return f"{ours:.2f}{note} ({rival} {theirs:.2f}, p = {corrected[found]:.2g})"
 
     tested = Comparison(*(find_recipe_test(recipe, name) for name in (OURS, BEST_PEER)))
-    averages = [average_tested(recipe, key) for key in tested]
+    averages = [average_accuracy(recipe, key.entrant) for key in tested]
     scores = {SPECTRAL: format_pair(averages[0], ", untuned", BEST_PEER, averages[1], tested)}
     for ours, rival in OTHER_FORMS.items():
         found = Comparison(find_tested(contest, ours), find_tested(contest, rival))
@@ -72,9 +72,3 @@ def find_recipe_test(ledger: ContestLedger, entrant: str) -> RunKey:
         for key in ledger.runs
         if (key.stage, key.entrant, key.seed) == ("final", entrant, RECIPE_SEEDS[-1].start)
     )
-
-
-def average_tested(ledger: ContestLedger, key: RunKey) -> float:
-    """The mean test accuracy over the seeds of the last test, in percent."""
-    runs = ledger.find_seeds(key)
-    return statistics.fmean(read_accuracy(runs[seed]) for seed in RECIPE_SEEDS[-1])

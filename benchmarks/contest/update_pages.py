@@ -5,7 +5,8 @@
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
 `forms` (the same for a few optimizers), `pairs` (a form beside its rival), `families` (how many
 comparisons p is corrected for), `cifar100` (the same settings on CIFAR-100), a batch size, or a
-model and a batch size. README has `guide`, the table of forms. The rest of a page does not change.
+model and a batch size. The site's start page has `recipe` (the recipe beside its peers), README has
+`guide` (the table of forms). The rest of a page does not change.
 """
 
 import json
@@ -31,12 +32,13 @@ from benchmarks.contest.markdown_tables import (
     format_pairs,
     format_summary,
 )
+from benchmarks.contest.recipe_overview import format_recipe
 from benchmarks.contest.summary import BatchSummary
 
 ROOT = Path(__file__).parents[2]
 SUMMARY = ROOT / "results/large-batch.json"
 README = ROOT / "README.md"
-PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md")
+PAGES = (ROOT / "docs/contests.md", ROOT / "docs/choosing-a-form.md", ROOT / "docs/index.md")
 # Each form of this package, and the optimizer to compare it with. The first pair is in all tables.
 FORMS = {SPECTRAL: BEST_PEER, **OTHER_FORMS}
 KIND = "contest"  # of parts of a page
@@ -56,6 +58,7 @@ def fill_page(
         "overview": format_overview(found["resnet9"]),
         "forms": format_overview(forms),
         "pairs": format_pairs(found["resnet9"], OTHER_FORMS, families["CIFAR-10"]),
+        "recipe": format_recipe(ROOT / "results"),
         "families": format_families(found, families),
         "cifar100": format_scores(on_cifar100, families["CIFAR-100"], unchanged=True),
     }

@@ -156,14 +156,14 @@ def make_key(batch, entrant, *setting):
 
 def test_sentences_agree_with_the_families(families):
     """Pages say by hand how many comparisons there are, and p of the leads that they speak of."""
-    contests, readme, choosing = (
+    contests, start, choosing = (
         " ".join((ROOT / name).read_text().split())
-        for name in ("docs/contests.md", "README.md", "docs/choosing-a-form.md")
+        for name in ("docs/contests.md", "docs/index.md", "docs/choosing-a-form.md")
     )
     of_recipe = recipe_comparisons.list_comparisons(ROOT / "results")
     over_muon = {c.task: c.p for c in of_recipe if c.test == 2}
     counts = tuple(str(len(family)) for family in families.values())
-    for page in (contests, readme):
+    for page in (contests, start):
         found = re.findall(r"(\d+) comparisons on CIFAR-10 and (?:all )?(\d+) on CIFAR-100", page)
         assert found == [counts]
         assert set(re.findall(r"(\d+) comparisons on CIFAR-10\b", page)) == {counts[0]}
