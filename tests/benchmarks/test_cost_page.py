@@ -6,7 +6,16 @@ import pytest
 
 from benchmarks.common.pages import fill_parts, list_parts
 from benchmarks.step import update_cost_page
-from benchmarks.step.step_tables import SQUARES, format_peers, format_steps, format_symmetric
+from benchmarks.step.shapes import CASES
+from benchmarks.step.step_tables import (
+    ADAMW,
+    FORMS,
+    OURS,
+    SQUARES,
+    format_peers,
+    format_steps,
+    format_symmetric,
+)
 from benchmarks.step.update_cost_page import KIND, MISSING, PAGE, PARTS, make_part
 
 
@@ -15,6 +24,21 @@ def test_the_page_is_up_to_date():
     page = PAGE.read_text()
     assert sorted(list_parts(page, KIND)) == sorted(PARTS)
     assert fill_parts(page, KIND, {name: make_part(name) for name in PARTS}) == page
+
+
+def test_readme_agrees_with_the_results():
+    """Its sentence about the cost of a step is written by hand: a new measurement changes it."""
+    root = PAGE.parents[1]
+    readme = " ".join((root / "README.md").read_text().split())
+    rows = json.loads((root / "results/step-h200.json").read_text())["rows"]
+    times = {row["name"]: row["gpu_ms"] for row in rows if CASES[row["case"]].title == "GPT-2 124M"}
+    share = f"{times[OURS] / times[ADAMW]:.2f} ×"
+    assert f"takes {share} the GPU time of torch's fused AdamW (GPT-2 124M)" in readme
+    cases = json.loads((root / "results/preconditioning-h200.json").read_text())["cases"]
+    small, large = (cases[name]["ratios"][FORMS["spectral"]] for name in ("ResNet-9", "ResNet-50"))
+    assert small < 1.005
+    cost = f"{100 * (large - 1):.0f} %"
+    assert f"ResNet-9 at batch 8192 and {cost} to one of ResNet-50 at batch 256" in readme
 
 
 @pytest.mark.parametrize("name", PARTS)
