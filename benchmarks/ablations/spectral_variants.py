@@ -109,7 +109,7 @@ class VariantTrainer(Trainer):
     def fit(self, key: RunKey, training: Training, folder: Path) -> Summary:
         variant = VARIANTS[key.entrant]
         if variant.drift is not None:
-            training.optimizer.register_step_pre_hook(make_repulsion_hook(variant.drift))
+            training.learner.optimizer.register_step_pre_hook(make_repulsion_hook(variant.drift))
         summary = training.run(folder)
         if not variant.average:
             return summary
@@ -137,14 +137,14 @@ def make_repulsion_hook(drift: float) -> Callable[..., None]:
 
 def evaluate_average(training: Training) -> tuple[float, float | None]:
     """The accuracy of v after a run, with running and with recalibrated BatchNorm statistics."""
-    optimizer: Any = training.optimizer
+    optimizer: Any = training.learner.optimizer
     average = optimizer.average_params()
     optimizer.eval()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     with torch.no_grad():
         for p, v in zip(parameters, average, strict=True):
             p.copy_(v)
-    plain, recalibrated = training.evaluate()
+    plain, recalibrated = training.learner.evaluate()
     return plain.accuracy, None if recalibrated is None else recalibrated.accuracy
 
 

@@ -64,7 +64,7 @@ class LrTrainer(RecipeTrainer):
 
     def fit(self, key: RunKey, training: Training, folder: Path) -> Summary:
         if key.entrant == CANDIDATE:
-            scale_by_elements(training.optimizer)
+            scale_by_elements(training.learner.optimizer)
         return super().fit(key, training, folder)
 
 

@@ -70,7 +70,7 @@ class ImageTrainer:
         self._dataset = self._dataset or open_dataset(self._configure(key, 1))
         config = self._configure(key, len(self._dataset.train) // key.batch)
         training = Training(config, Process(), self._dataset)
-        change_eps(training.optimizer, key.eps)
+        change_eps(training.learner.optimizer, key.eps)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 summary = training.run(Path(folder) / "run")

@@ -12,7 +12,7 @@ from benchmarks.contest.image_families import load_families
 from benchmarks.contest.recipe_runs import OURS, RecipeTrainer, make_recipe
 from neumann import Neumann, param_groups
 from neumann.lab.models.image_models import resnet9
-from neumann.lab.training.loop import Training
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.processes import Process
 from neumann.optim.recipe import LR, choose_weight_decay
 
@@ -21,10 +21,10 @@ def test_the_lab_trains_what_large_batch_would():
     trainer = RecipeTrainer("digits", None)
     config = trainer.configure(RunKey("search", "mlp", 64, 10, OURS, make_recipe()))
     assert config.ramp_epochs == 0.3
-    training = Training(config, Process())
-    decay = choose_weight_decay(training.model, training.total_steps, LR)
-    assert {group["lr"] for group in training.optimizer.param_groups} == {LR}
-    assert {group["weight_decay"] for group in training.optimizer.param_groups} == {0.0, decay}
+    learner = Learner(config, Process())
+    decay = choose_weight_decay(learner.model, learner.total_steps, LR)
+    assert {group["lr"] for group in learner.optimizer.param_groups} == {LR}
+    assert {group["weight_decay"] for group in learner.optimizer.param_groups} == {0.0, decay}
     peer = RunKey("final", "mlp", 64, 12, "Muon", Setting(0.04, 2.0, 0.6))
     assert trainer.configure(peer).ramp_epochs == 2
 

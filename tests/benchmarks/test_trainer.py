@@ -9,7 +9,7 @@ from benchmarks.common.ledger import Runner
 from benchmarks.contest.entrants import ENTRANTS, ContestLedger, RunKey, Setting, read_accuracy
 from benchmarks.contest.stages import Contest
 from benchmarks.contest.trainer import Trainer
-from neumann.lab.training.loop import Training
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.processes import Process
 
 pytestmark = pytest.mark.slow
@@ -43,8 +43,8 @@ def test_a_run_follows_its_key(key):
 @pytest.mark.parametrize("name", ENTRANTS)
 def test_settings_reach_every_optimizer(name):
     config = configure(RunKey("search", "mlp", 64, 6, name, Setting(0.125, 0.25, 0.6)))
-    training = Training(config, Process())
-    groups = [group for group in training.optimizer.param_groups if group["weight_decay"]]
+    learner = Learner(config, Process())
+    groups = [group for group in learner.optimizer.param_groups if group["weight_decay"]]
     assert groups
     for group in groups:
         momentum = group["momentum"] if "momentum" in group else group["betas"][0]

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spectrum") / "run"
     training = Training(CONFIG, Process())
     training.run(folder)
-    return folder, training
+    return folder, training.learner
 
 
 def measure(folder, *flags):
@@ -78,14 +78,14 @@ def test_checkpoint_has_the_curvature_that_the_run_recorded(run, capsys):
 
 @pytest.mark.slow
 def test_evaluation_weights_are_the_default(run):
-    folder, training = run
+    folder, learner = run
     found = measure(folder, "--examples", "16", "--batchnorm", "running", "--chunk", "8")
-    batch = load_probe_batch(training.dataset, 16)
-    training.model.eval()
-    with evaluation_mode(training.optimizer):
-        operator = Hessian(training.model, loss, batch=batch, batchnorm="running")
+    batch = load_probe_batch(learner.dataset, 16)
+    learner.model.eval()
+    with evaluation_mode(learner.optimizer):
+        operator = Hessian(learner.model, loss, batch=batch, batchnorm="running")
         expected = extremes(operator)
-    training.model.train()
+    learner.model.train()
     for end in ("smallest", "largest"):
         value, exact = found["extremes"][end], getattr(expected, end)
         assert abs(value["value"] - exact.value) <= value["error"] + exact.error
@@ -98,11 +98,12 @@ def test_evaluation_weights_of_a_run_with_an_average(tmp_path):
     config = dataclasses.replace(CONFIG, ema=0.9, spectrum_every=0)
     training = Training(config, Process())
     training.run(tmp_path / "run")
+    learner = training.learner
     found = measure(tmp_path / "run", "--examples", "8")["extremes"]["largest"]["value"]
-    batch = load_probe_batch(training.dataset, 8)
-    training.model.train()
-    with training.evaluation_weights():
-        expected = extremes(Hessian(training.model, loss, batch=batch), tolerance=1e-4).largest
+    batch = load_probe_batch(learner.dataset, 8)
+    learner.model.train()
+    with learner.evaluation_weights():
+        expected = extremes(Hessian(learner.model, loss, batch=batch), tolerance=1e-4).largest
     assert found == pytest.approx(expected.value, rel=1e-2)
     plain = measure(tmp_path / "run", "--examples", "8", "--weights", "training")
     assert abs(plain["extremes"]["largest"]["value"] / found - 1) > 0.02

@@ -8,7 +8,7 @@ from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import Session
 from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.training.inputs import plan_epoch
-from neumann.lab.training.loop import Training
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.processes import Process
 from tests.lab.studies.test_study_toml import STUDIES
 
@@ -43,13 +43,13 @@ def test_three_steps_on_images_of_full_size(name, size, images, tmp_path):
     tiny = ("epochs=1", "batch-size=2", "micro-batch-size=2", "workers=0", "device=cpu")
     (point,) = read(name, tmp_path, f"data=folder:{images}", *tiny).points
     run = point.config.make_run_config(point.config.arms[0], 0, tmp_path)
-    training = Training(run, Process())
+    learner = Learner(run, Process())
     # Not the whole run: its evaluations and checkpoints would take most of the time.
-    for pieces in training.dataset.train.batches(plan_epoch(run, Process(), 0)):
+    for pieces in learner.dataset.train.batches(plan_epoch(run, Process(), 0)):
         assert pieces[0][0].shape == (2, 3, size, size)
-        training._take_step(pieces)
-    assert training.step == training.total_steps == 3
-    assert all(weight.isfinite().all() for weight in training.model.parameters())
+        learner.take_step(pieces)
+    assert learner.step == learner.total_steps == 3
+    assert all(weight.isfinite().all() for weight in learner.model.parameters())
 
 
 @pytest.mark.slow

@@ -58,10 +58,10 @@ def test_a_run_clips(tmp_path):
     """Five steps an epoch, each of at most lr × norm for SGD without momentum."""
     config = dataclasses.replace(CONFIG, opt="sgd:momentum=0,nesterov=false", sched="constant")
     training = Training(config, Process())
-    before = torch.cat([p.detach().flatten() for p in training.model.parameters()])
+    before = torch.cat([p.detach().flatten() for p in training.learner.model.parameters()])
     training.run(tmp_path / "run")
-    moved = torch.cat([p.detach().flatten() for p in training.model.parameters()]) - before
-    bound = 0.5 * 0.05 * training.total_steps
+    moved = torch.cat([p.detach().flatten() for p in training.learner.model.parameters()]) - before
+    bound = 0.5 * 0.05 * training.learner.total_steps
     assert 0.1 * bound < moved.norm() <= bound * 1.0001
     train(tmp_path / "plain", clip_grad=None)
     assert losses(tmp_path / "run")[-1] > losses(tmp_path / "plain")[-1]

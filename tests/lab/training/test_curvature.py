@@ -28,6 +28,7 @@ from neumann.lab.training.curvature import (
     load_probe_batch,
 )
 from neumann.lab.training.inputs import plan_epoch
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
@@ -125,20 +126,18 @@ def test_lines_come_before_the_first_step_every_n_and_after_the_last(measured):
 def test_the_values_match_a_separate_measurement_within_their_errors(tmp_path):
     """The first and the last step, measured again and more closely."""
     config = dataclasses.replace(IMAGES, spectrum_every=100, spectrum_products=60, epochs=1)
-    training = train(config, tmp_path / "run")
+    learner = train(config, tmp_path / "run").learner
     first, last = lines(tmp_path / "run")
     current = [
         pieces[0]
-        for pieces in training.dataset.train.batches(
-            plan_epoch(training.config, training.process, 0)
-        )
+        for pieces in learner.dataset.train.batches(plan_epoch(config, learner.process, 0))
     ]
-    probe = load_probe_batch(training.dataset, 8)
+    probe = load_probe_batch(learner.dataset, 8)
     assert not any(torch.equal(probe[0], inputs) for inputs, _ in current)
-    fresh = Training(config, Process())
-    for model, line, batch in ((fresh, first, current[0]), (training, last, current[-1])):
+    fresh = Learner(config, Process())
+    for at, line, batch in ((fresh, first, current[0]), (learner, last, current[-1])):
         for name, data in (("probe", probe), ("current", batch)):
-            operator = Hessian(model.model, nn.functional.cross_entropy, batch=data)
+            operator = Hessian(at.model, nn.functional.cross_entropy, batch=data)
             found = extremes(operator, tolerance=1e-4, max_products=100, seed=7)
             for end in ("smallest", "largest"):
                 exact = getattr(found, end)
@@ -306,9 +305,9 @@ def test_without_positive_curvature_nothing_is_implied():
 
 
 def test_the_progress_bar_ignores_spectrum_lines():
-    training = Training(dataclasses.replace(IMAGES, spectrum_every=5), Process())
+    learner = Learner(dataclasses.replace(IMAGES, spectrum_every=5), Process())
     with progress.open_training_bar(
-        training, Console(file=io.StringIO(), force_terminal=True)
+        learner, Console(file=io.StringIO(), force_terminal=True)
     ) as observe:
         observe({"kind": "spectrum", "step": 0, "epoch": 0.0})
 

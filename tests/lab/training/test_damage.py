@@ -43,14 +43,15 @@ def interrupt(folder, *flags):
     """Train until step 9 of 12, one after a line."""
     config = parse_flags("train", [*SMALL, "--opt", ARM, *flags]).resolve(1)
     training = Training(config, Process())
-    take = training._take_step
+    take_step = training.learner.take_step
 
     def stop(pieces):
-        take(pieces)
-        if training.step == 9:
+        loss = take_step(pieces)
+        if training.learner.step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
+        return loss
 
-    training._take_step = stop
+    training.learner.take_step = stop
     with pytest.raises(Interrupted):
         training.run(folder)
     return folder

@@ -12,8 +12,10 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.storage.reading import read_metrics
 from neumann.lab.training.gradients import CapturedGradientComputer
 from neumann.lab.training.inputs import plan_epoch
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
+from neumann.lab.training.running_loss import RunningLoss
 from neumann.lab.training.signals import Interrupted
 from tests.support.process_group import ProcessGroup
 
@@ -48,7 +50,7 @@ def losses(folder):
 def test_a_captured_step_equals_an_ordinary_one(tmp_path, opt):
     common = {"opt": opt, "amp": "off", "compile": "off"}
     training, _ = trained(tmp_path / "captured", **common)
-    assert isinstance(training._gradients, CapturedGradientComputer)
+    assert isinstance(training.learner.gradients, CapturedGradientComputer)
     trained(tmp_path / "plain", cuda_graph="off", **common)
     assert losses(tmp_path / "captured") == pytest.approx(losses(tmp_path / "plain"), rel=2e-2)
 
@@ -57,7 +59,7 @@ def test_a_captured_step_equals_an_ordinary_one(tmp_path, opt):
 def test_conjugate_gradients_train_compiled_in_bfloat16(tmp_path, curvature):
     opt = f"cg:curvature={curvature},damping=10,lr=0.3"  # with 1, the Hessian form climbs
     training, summary = trained(tmp_path, opt=opt)
-    assert not isinstance(training._gradients, CapturedGradientComputer)
+    assert not isinstance(training.learner.gradients, CapturedGradientComputer)
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
     assert summary.products >= summary.steps
 
@@ -117,18 +119,20 @@ def test_runs_share_one_compilation(tmp_path, model):
 
 @pytest.mark.parametrize("opt", ["neumann:warmup_epochs=1", "sgd", "adamw:lr=1e-3"])
 def test_a_step_does_not_wait_for_the_device(opt):
-    training = Training(dataclasses.replace(CONFIG, opt=opt).resolve(), Process())
-    batches = training.dataset.train.batches(plan_epoch(training.config, training.process, 0))
+    config, process = dataclasses.replace(CONFIG, opt=opt).resolve(), Process()
+    learner = Learner(config, process)
+    mean = RunningLoss(learner.device, process)
+    batches = learner.dataset.train.batches(plan_epoch(config, process, 0))
     for _ in range(5):
-        training._take_step(next(batches))
+        mean.add(learner.take_step(next(batches)), learner.step)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(5):
-            training._take_step(next(batches))
+            mean.add(learner.take_step(next(batches)), learner.step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert training._losses.find_first_bad() is None
+    assert mean.find_first_bad() is None
 
 
 def test_a_finished_run_frees_its_graph(tmp_path):

@@ -17,6 +17,7 @@ from neumann.lab.optimizers.arm_recipes import RECIPES
 from neumann.lab.storage.reading import read_metrics, read_summary
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.inputs import plan_epoch
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import Diverged
@@ -105,7 +106,7 @@ def test_a_neumann_run_records_its_forces_beside_the_gradient(tmp_path):
 
     def compare(line):
         if line["kind"] == "step":
-            gradient = torch.cat([p.grad.flatten() for p in training.model.parameters()])
+            gradient = torch.cat([p.grad.flatten() for p in training.learner.model.parameters()])
             assert line["gradient_norm"] == pytest.approx(gradient.norm().item(), rel=1e-5)
             seen.append(line["optimizer"])
 
@@ -294,13 +295,13 @@ def test_a_last_step_that_overshoots_is_a_divergence(tmp_path):
 @pytest.mark.parametrize(("batch", "most", "pieces"), [(50, 16, 5), (64, 16, 4), (64, 100, 1)])
 def test_the_number_of_micro_batches(batch, most, pieces):
     config = TrainConfig(opt="sgd", batch_size=batch, micro_batch_size=most).resolve()
-    training = Training(config, Process())
-    assert plan_epoch(training.config, training.process, 0).micro_batches == pieces
+    learner = Learner(config, Process())
+    assert plan_epoch(learner.config, learner.process, 0).micro_batches == pieces
 
 
 def test_every_option_of_the_optimizer_can_be_named(tmp_path):
     config = TrainConfig(opt="neumann:state_dtype=bfloat16,warmup_epochs=0", epochs=1).resolve()
     training = Training(config, Process())
     training.run(tmp_path / "run")
-    states = training.optimizer.state.values()
+    states = training.learner.optimizer.state.values()
     assert all(state["iterate"].dtype == torch.bfloat16 for state in states)

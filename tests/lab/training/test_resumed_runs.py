@@ -13,6 +13,7 @@ from neumann.lab.config import TrainConfig
 from neumann.lab.models.build import MODELS, Entry
 from neumann.lab.storage.reading import read_metrics
 from neumann.lab.training.checkpoints import Checkpoints
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.signals import Interrupted
@@ -43,11 +44,12 @@ def train_in_two_parts(folder, last, config=CONFIG):
 def test_the_seconds_of_a_resumed_run_are_those_of_all_its_steps(tmp_path, monkeypatch, last):
     steps = []  # each takes a second, and nothing else takes time
 
-    def take_step(training, pieces, take_step=Training._take_step):
-        take_step(training, pieces)
-        steps.append(training.step)
+    def take_step(learner, pieces, take_step=Learner.take_step):
+        loss = take_step(learner, pieces)
+        steps.append(learner.step)
+        return loss
 
-    monkeypatch.setattr(Training, "_take_step", take_step)
+    monkeypatch.setattr(Learner, "take_step", take_step)
     clock = SimpleNamespace(perf_counter=lambda: float(len(steps)))
     monkeypatch.setattr("neumann.lab.training.clock.time", clock)
     assert train_in_two_parts(tmp_path, last).seconds == len(steps) == 3 * EPOCH

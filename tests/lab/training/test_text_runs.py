@@ -17,6 +17,7 @@ from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.settings import CompareConfig
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.evaluation import MAX_LOGITS, Score, evaluate, evaluate_twice
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from tests.support.texts import make_documents, write_documents
@@ -124,10 +125,10 @@ def test_a_run_resumes_with_the_same_bits(text, tmp_path, opt):
 
 
 def test_held_out_runs_use_the_validation_set(text, tmp_path):
-    training = Training(configure(text, held_out=True), Process())
+    learner = Learner(configure(text, held_out=True), Process())
     data = load(f"text:{text}", tokens="bpe:300", context=16)
-    assert training.dataset.test.tokens.equal(data.validation.tokens)
-    assert training.dataset.train.tokens.equal(data.train.tokens)
+    assert learner.dataset.test.tokens.equal(data.validation.tokens)
+    assert learner.dataset.train.tokens.equal(data.train.tokens)
 
 
 FLAGS = ["--tokens", "bytes", "--context", "16", "--model", MODEL, "--batch-size", "16"]

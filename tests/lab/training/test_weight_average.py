@@ -15,6 +15,7 @@ from neumann.lab.errors import UsageError
 from neumann.lab.storage.reading import read_metrics, read_summary
 from neumann.lab.training.batchnorm_layers import get_statistics
 from neumann.lab.training.checkpoints import CheckpointError, Checkpoints
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.signals import Interrupted
@@ -101,7 +102,7 @@ def test_training_is_the_same_and_the_evaluation_another(tmp_path):
 def test_the_summary_is_that_of_the_saved_average(tmp_path):
     _, summary = train(tmp_path / "run")
     saved = payload(tmp_path / "run")
-    fresh = Training(dataclasses.replace(IMAGES, ema=None), Process())
+    fresh = Learner(dataclasses.replace(IMAGES, ema=None), Process())
     fresh.model.load_state_dict({**saved["model"], **saved["average"]})
     names = [n for n, b in fresh.model.named_buffers() if b.is_floating_point()]
     statistics = dict(zip(names, saved["processes"][0]["average_statistics"], strict=True))
@@ -169,10 +170,10 @@ def test_processes_evaluate_the_mean_of_their_running_statistics(two, tmp_path):
 
 def running_statistics(folder):
     """The process's own, and what it evaluates."""
-    training, _ = train(folder)
-    with training.average.in_place_of_weights(training.process):
-        held = [s.flatten() for s in get_statistics(training.model) if s.is_floating_point()]
-        return torch.cat(training.average.get_statistics()), torch.cat(held)
+    learner = train(folder)[0].learner
+    with learner.average.in_place_of_weights(learner.process):
+        held = [s.flatten() for s in get_statistics(learner.model) if s.is_floating_point()]
+        return torch.cat(learner.average.get_statistics()), torch.cat(held)
 
 
 @pytest.mark.parametrize("changes", [{}, {"fsdp": True}])
@@ -199,4 +200,4 @@ def test_a_decay_that_is_none(decay):
 def test_an_optimizer_with_an_average_of_its_own():
     config = TrainConfig(opt="schedulefree", ema=0.99).resolve()
     with pytest.raises(UsageError, match="--ema: AdamWScheduleFree evaluates an average"):
-        Training(config, Process())
+        Learner(config, Process())

@@ -18,9 +18,8 @@ from neumann.lab.metrics import Metric
 from neumann.lab.studies.results import FinishedRun
 from neumann.lab.studies.spectrum_measurement import ProductObserver
 from neumann.lab.studies.workers import RunKey, Runs, StudyObserver
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.lines import Observer
-from neumann.lab.training.loop import Training
-from neumann.lab.training.processes import Process
 
 LOG_SECONDS = 30.0  # between two lines about an unfinished run
 NARROW = 100  # columns, below which the text of a study leaves room for its bar
@@ -47,26 +46,26 @@ def _log(text: str) -> None:
 
 
 @contextmanager
-def show_training(training: Training, process: Process) -> Iterator[Observer]:
+def show_training(learner: Learner) -> Iterator[Observer]:
     """Show the progress of one run; only the leading process shows anything."""
     console = Console(stderr=True)
-    if not process.is_leader:
+    if not learner.process.is_leader:
         yield lambda line: None
     elif console.is_terminal:
-        with open_training_bar(training, console) as observe:
+        with open_training_bar(learner, console) as observe:
             yield observe
     else:
-        yield _log_training(training)
+        yield _log_training(learner)
 
 
 @contextmanager
-def open_training_bar(training: Training, console: Console) -> Iterator[Observer]:
-    epochs, rate = training.config.epochs, _StepRate(training.step)
+def open_training_bar(learner: Learner, console: Console) -> Iterator[Observer]:
+    epochs, rate = learner.config.epochs, _StepRate(learner.step)
     fields: dict[str, Any] = {"epoch": f"0/{epochs}", "rate": "", "loss": "–", "score": "–"}
-    metric = training.config.metric
+    metric = learner.config.metric
     texts = ("loss {task.fields[loss]}", f"{metric.short} {{task.fields[score]}}")
     with _open_bar(console, "epoch {task.fields[epoch]}", "{task.fields[rate]}", *texts) as bar:
-        task = bar.add_task("", total=training.total_steps, completed=training.step, **fields)
+        task = bar.add_task("", total=learner.total_steps, completed=learner.step, **fields)
 
         def observe(line: dict[str, Any]) -> None:
             if line["kind"] == "spectrum":
@@ -81,14 +80,14 @@ def open_training_bar(training: Training, console: Console) -> Iterator[Observer
         yield observe
 
 
-def _log_training(training: Training) -> Observer:
+def _log_training(learner: Learner) -> Observer:
     """Log a line for each epoch."""
-    rate, metric = _StepRate(training.step), training.config.metric
+    rate, metric = _StepRate(learner.step), learner.config.metric
 
     def observe(line: dict[str, Any]) -> None:
         if line["kind"] != "epoch":
             return
-        place = f"epoch {line['epoch']}/{training.config.epochs}"
+        place = f"epoch {line['epoch']}/{learner.config.epochs}"
         score = ""
         if "accuracy" in line:
             score = f"  {metric.short} {_format_score(metric, line[metric.key])}"

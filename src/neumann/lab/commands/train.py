@@ -25,13 +25,14 @@ def _train(config: TrainConfig, process: Process) -> None:
     if config.output is not None and (config.output / CONFIG).exists():
         check_same_config(config.output, config.as_record())  # before the data is loaded
     training = Training(config, process)
-    if process.is_leader and isinstance(training.optimizer, Neumann):
-        warning = describe_long_warmup(training.optimizer, training.total_steps)
+    learner = training.learner
+    if process.is_leader and isinstance(learner.optimizer, Neumann):
+        warning = describe_long_warmup(learner.optimizer, learner.total_steps)
         if warning:
             print(f"neumann: {warning}", file=sys.stderr)
     # All processes write to the folder that the first one chose.
     folder = gather_objects(config.output or new_run_folder(config.title), process)[0]
-    with show_training(training, process) as observe:
+    with show_training(learner) as observe:
         summary = training.run(folder, observe)
     if process.is_leader:
         time = f"{summary.seconds:.1f} s of training"

@@ -29,7 +29,7 @@ from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.training.checkpoints import Checkpoints, LoadedCheckpoint
 from neumann.lab.training.curvature import MAX_EXAMPLES, about_as_dict, load_probe_batch
 from neumann.lab.training.environment import describe_environment
-from neumann.lab.training.loop import Training
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.network import Network
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import CHECKPOINTS
@@ -207,33 +207,33 @@ def _open_checkpoint(config: SpectrumConfig, folder: Path) -> Iterator[Problem]:
     checkpoint = _load_checkpoint(folder, config.step)
     check_checkpoint(checkpoint, saved)
     try:
-        training = Training(run, Process())
+        learner = Learner(run, Process())
     except (MemoryError, OverflowError, RuntimeError) as error:  # numbers that are much too large
         if isinstance(error, StorageError):
             raise
         raise UsageError(f"{folder / CONFIG} cannot be built here: {shorten(error)}") from error
     # The optimizer's state of a sharded run is keyed by name.
-    network = Network(training.model, training.model, bool(saved.get("fsdp")))
+    network = Network(learner.model, learner.model, bool(saved.get("fsdp")))
     with explain_misfit(checkpoint):
         if not network.sharded:
-            check_optimizer(checkpoint, training.optimizer)
-        network.load_state(training.optimizer, checkpoint.payload)
-        if training.average is not None:
+            check_optimizer(checkpoint, learner.optimizer)
+        network.load_state(learner.optimizer, checkpoint.payload)
+        if learner.average is not None:
             statistics = checkpoint.payload["processes"][0]["average_statistics"]
-            training.average.load(checkpoint.payload["average"], statistics)
-    available = len(training.dataset.train)
+            learner.average.load(checkpoint.payload["average"], statistics)
+    available = len(learner.dataset.train)
     examples = config.examples or min(MAX_EXAMPLES, available)
     if examples > available:
         raise UsageError(
             f"--examples must be at most {available}, the size of the training set; got {examples}"
         )
-    training.model.train(config.batchnorm == "batch")
+    learner.model.train(config.batchnorm == "batch")
     weights = config.weights or "evaluation"
-    with training.evaluation_weights() if weights == "evaluation" else nullcontext():
+    with learner.evaluation_weights() if weights == "evaluation" else nullcontext():
         yield Problem(
-            training.model,
+            learner.model,
             lambda outputs, labels: classification_loss(outputs, labels, run.smoothing),
-            {"batch": load_probe_batch(training.dataset, examples)},
+            {"batch": load_probe_batch(learner.dataset, examples)},
             {"checkpoint": str(checkpoint.path), "step": checkpoint.step, "weights": weights},
         )
 

@@ -1,6 +1,7 @@
 """One run: from a resolved config to a folder of records and checkpoints.
 
 loop               the run itself
+learner            what it trains: model, data and optimizer, and how they take a step
 inputs             opens the data set
 network            the model as it trains: compiled, sharded, on its device
 batchnorm_layers   BatchNorm over several processes, and over parts of a batch
