@@ -9,7 +9,9 @@ The mathematics, as pure functions:
 One step, in the order in which a gradient passes through:
 
     neumann          class Neumann, the contract of torch.optim
-    options          its options: types and checks; `defaults`: those that depend on P
+    options          its options: names and types; `defaults`: those that depend on P
+    option_checks    what is refused: options out of their ranges, and some parameters
+    misuse           errors and warnings for steps that cannot do what their caller wants
     state            what is kept for each parameter
     tensors          the lists w, g, m, δ of a group, from the state to the kernel
     skipping         whether all gradients are finite

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neumann.optim import options
+from neumann.optim import option_checks, options
 from neumann.optim.dtensor import local_part
 from neumann.optim.preconditioners.memory import PREFIX
 from neumann.optim.state import (
@@ -180,10 +180,10 @@ def check_options(groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise for options that the constructor would refuse."""
     for index, group in enumerate(groups):
         try:
-            options.check_group(group)
+            option_checks.check_group(group)
         except (TypeError, ValueError) as error:
             raise ValueError(f"group {index} of the state dict: {error}") from None
-    options.check_agreement(groups)
+    option_checks.check_agreement(groups)
 
 
 def _bare(names: Sequence[str] | None) -> list[str]:

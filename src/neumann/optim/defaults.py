@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neumann.optim.options import check_group, keeps_average, to_plain
+from neumann.optim.option_checks import check_group
+from neumann.optim.options import keeps_average, to_plain
 from neumann.validation import is_number, require
 
 # The paper's, and what measurements favor under P (docs/contests.md). A P with a momentum of

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from neumann.caller_warnings import warn_caller
-from neumann.optim import checkpoint, modes, options, tracing
+from neumann.optim import checkpoint, misuse, modes, option_checks, options, tracing
 from neumann.optim.backends import Backend, Scalars, choose_backend
 from neumann.optim.backends.traced import step_traced
 from neumann.optim.defaults import (
@@ -199,7 +199,7 @@ class Neumann(Optimizer):
         if not isinstance(group["params"], Tensor | set):  # torch refuses sets itself
             group["params"] = list(group["params"])
             taken = {n for known in self.param_groups for n in known.get("param_names", ())}
-            options.check_parameters(group["params"], taken)
+            option_checks.check_parameters(group["params"], taken)
         current: dict[str, Any] = {}
         if self.param_groups:
             current = {"training": self.training}
@@ -209,8 +209,8 @@ class Neumann(Optimizer):
         if self.param_groups and not self._constructing:
             refuse_plain_group(group, merged, self.param_groups)
             refuse_mixed_group(merged, self.param_groups, self._explicit)
-        options.check_group(merged)
-        options.check_agreement([*self.param_groups[:1], merged])
+        option_checks.check_group(merged)
+        option_checks.check_agreement([*self.param_groups[:1], merged])
         super().add_param_group({**group, **current})
         options.make_lr_capturable(self.param_groups[-1])
         self._store.made_for.append(self.param_groups[-1]["precondition"])
@@ -310,7 +310,7 @@ class Neumann(Optimizer):
             tracing.refuse_untraceable(self.param_groups, self.state, sharded=sharded)
         else:
             self._refuse_evaluation_mode()
-            options.refuse_backward(self, self.param_groups)
+            misuse.refuse_backward(self, self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -326,17 +326,17 @@ class Neumann(Optimizer):
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # for a trace that was refused
     def _step(self) -> None:
-        options.check_agreement(self.param_groups)
+        option_checks.check_agreement(self.param_groups)
         for group in self.param_groups:
-            options.check_scheduled(group)
+            option_checks.check_scheduled(group)
         if not self._warned_of_momentum:
-            self._warned_of_momentum = options.warn_of_cycled_momentum(self.param_groups)
+            self._warned_of_momentum = misuse.warn_of_cycled_momentum(self.param_groups)
         self._reconcile()
         store = self._store
         groups = gathered = self._gather()
         if not self._warned_of_gradients:
             gradients = [group.gradients for group in groups]
-            self._warned_of_gradients = options.warn_of_missing_gradients(gradients)
+            self._warned_of_gradients = misuse.warn_of_missing_gradients(gradients)
         store.follow_preconditioners(groups)
         watched = keeps_average(self.param_groups[0])
         weights = [w for group in groups for w in group.weights] if watched else []

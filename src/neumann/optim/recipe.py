@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from neumann.optim.groups import RoleOptions, param_groups
 from neumann.optim.neumann import Neumann
-from neumann.optim.options import require_rate
+from neumann.optim.option_checks import require_rate
 from neumann.optim.preconditioners import Momentum, SlowMomentum
 from neumann.optim.roles import HIDDEN, find_roles, is_batch_normalized
 from neumann.optim.schedules import LinearDecay, PowerDecay

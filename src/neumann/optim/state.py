@@ -13,7 +13,8 @@ from torch import Tensor
 
 from neumann.optim.distance import scalar_dtype
 from neumann.optim.dtensor import local_gradient, local_part
-from neumann.optim.options import StepOptions, check_preconditioner, keeps_average
+from neumann.optim.option_checks import check_preconditioner
+from neumann.optim.options import StepOptions, keeps_average
 from neumann.optim.phases import Timetable, momentum_at
 from neumann.optim.preconditioners.memory import create_memory, load_memory
 from neumann.optim.tensors import Tensors
