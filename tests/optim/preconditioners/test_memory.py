@@ -98,6 +98,43 @@ def test_two_preconditioners_with_the_same_state_names_are_refused():
     assert torch.equal(weights(model), weights(trained(6, **no_forces)[0]))
 
 
+class MatrixSigns(Signs):
+    def create(self, parameter):
+        if parameter.ndim < 2:
+            raise ValueError("signs are for matrices")
+        return super().create(parameter)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("late", {"lr": -1.0}, "lr must be"),
+        ("late", {"cubic": 1.0}, "cubic must agree"),
+        ("first", {}, "more than one parameter group"),
+        ("vector", {}, "signs are for matrices"),
+    ],
+)
+def test_a_refused_group_leaves_no_trace(name, changes, message):
+    """Neither in the state, nor in what it was made for: the next group has the same number."""
+    shapes = {"first": (3, 4), "late": (4, 2), "vector": (3,)}
+    parameters = {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    optimizer = Neumann([parameters["first"]], lr=0.1, precondition="spectral")
+    before, made_for = copy.deepcopy(optimizer.state_dict()), [*optimizer._store.made_for]
+    group = {"params": [parameters[name]], "precondition": MatrixSigns(), **changes}
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group(group)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+    assert optimizer._store.made_for == made_for == ["spectral"]
+    late = parameters["late"]
+    optimizer.add_param_group({"params": [late], "precondition": "diagonal"})
+    optimizer.param_groups[1]["precondition"] = MatrixSigns()
+    late.grad = torch.ones_like(late)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[late]["preconditioner_mean"], late.grad)
+
+
 def test_state_of_another_shape_is_refused_and_changes_nothing():
     model, optimizer = trained(3, precondition="diagonal")
     saved = copy.deepcopy(optimizer.state_dict())

@@ -4,7 +4,10 @@ import itertools
 import math
 
 import pytest
+import torch
 
+from neumann.optim.preconditioners import Spectral
+from neumann.optim.preconditioners.exchange import describe_matrix
 from neumann.optim.preconditioners.ownership import (
     Matrix,
     chunk_size,
@@ -57,8 +60,6 @@ def test_fewer_matrices_than_processes_have_one_each():
 
 
 def test_chunks_are_those_of_torch():
-    import torch
-
     for length, count in itertools.product(range(10), range(1, 6)):
         chunks = [len(c) for c in torch.empty(length).chunk(count)] if length else []
         wanted = chunks + [0] * (count - len(chunks))
@@ -104,6 +105,17 @@ def test_what_one_process_sends_is_what_another_expects(sizes, limit):
 def test_kinds_never_travel_together():
     plan = make_plan(MIXED, (2, 2), (0, 0))
     assert [len(each.matrices) for each in plan.rounds] == [len(MIXED) - 1, 1]
+
+
+def test_matrices_of_other_dtypes_are_of_other_kinds():
+    """Of P's arithmetic, in which they travel: bfloat16 is float32 there."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    matrices = [describe_matrix(Spectral(), torch.ones(4, 3, dtype=d), (0,)) for d in dtypes]
+    single, narrow, double = (each.kind for each in matrices)
+    assert single == narrow != double
+    assert [each.itemsize for each in matrices] == [4, 4, 8]
+    plan = make_plan(matrices, (2,), (0,))
+    assert sorted(each.matrices for each in plan.rounds) == [(0, 1), (2,)]
 
 
 # ------------------------------------------------------------------ bytes: the formulas of the docs
