@@ -25,7 +25,7 @@ def images(tmp_path_factory):
     """Two classes of noise, larger than the crops."""
     folder = tmp_path_factory.mktemp("imagenet")
     noise = np.random.default_rng(0)
-    for split, count in (("train", 3), ("val", 1)):
+    for split, count in (("train", 6), ("val", 1)):
         for label in ("n01", "n02"):
             (folder / split / label).mkdir(parents=True)
             for index in range(count):
@@ -40,13 +40,14 @@ def images(tmp_path_factory):
     [("resnet50", 224), ("resnet101", 224), ("inception-v3", 299), ("inception-resnet-v2", 299)],
 )
 def test_three_steps_on_images_of_full_size(name, size, images, tmp_path):
-    tiny = ("epochs=1", "batch-size=2", "micro-batch-size=2", "workers=0", "device=cpu")
+    # Each step accumulates two micro-batches.
+    tiny = ("epochs=1", "batch-size=4", "micro-batch-size=2", "workers=0", "device=cpu")
     (point,) = read(name, tmp_path, f"data=folder:{images}", *tiny).points
     run = point.config.make_run_config(point.config.arms[0], 0, tmp_path)
     learner = Learner(run, Process())
     # Not the whole run: its evaluations and checkpoints would take most of the time.
     for pieces in learner.dataset.train.batches(plan_epoch(run, Process(), 0)):
-        assert pieces[0][0].shape == (2, 3, size, size)
+        assert [piece[0].shape for piece in pieces] == [(2, 3, size, size)] * 2
         learner.take_step(pieces)
     assert learner.step == learner.total_steps == 3
     assert all(weight.isfinite().all() for weight in learner.model.parameters())
