@@ -38,6 +38,7 @@ ROWS = "normuon by norm"  # what NorMuon adds to Muon, on top of Muon's best set
 LENGTHS = {65_536: 800, 262_144: 200, 1_048_576: 50}  # tokens per step: steps
 MIDDLE = 262_144
 LONGER = (MIDDLE, 400)
+TESTED_FIRST = (MIDDLE, 1_048_576, 65_536)  # the goal asks for a lead at the first two
 POWER = 0.7  # of the cooldown, where searches start: it suits the recipe and Muon better than 1
 SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
@@ -336,26 +337,35 @@ class LanguageContest:
         return self.make_key("tune", batch, steps, setting, 0)
 
     def _list_tests(self) -> Iterator[RunKey]:
-        for batch, steps in (*LENGTHS.items(), LONGER):
-            seeds = SEEDS_OF_OTHERS if (batch, steps) == LONGER else SEEDS
-            for arm in (OURS, self.find_peer(batch, steps)):
-                for setting in self.list_finalists(arm, batch, steps):
-                    for seed in seeds:
-                        yield self.make_key("test", batch, steps, setting, seed)
-        for arm in self.list_others():
-            best = self.list_finalists(arm, MIDDLE, LENGTHS[MIDDLE])[0]
-            if self._screened(arm) == math.inf:
-                continue  # no setting of it learns anything
-            for seed in SEEDS_OF_OTHERS:
-                yield self.make_key("test", MIDDLE, LENGTHS[MIDDLE], best, seed)
+        """Seed by seed, so that a stage that is interrupted leaves complete pairs.
+
+        What the verdicts are about comes first, then what is descriptive.
+        """
+        lengths = [(batch, LENGTHS[batch]) for batch in TESTED_FIRST]
+        for length in (*lengths, LONGER):
+            arms = OURS, self.find_peer(*length)
+            settings = [s for arm in arms for s in self.list_finalists(arm, *length)]
+            seeds = SEEDS_OF_OTHERS if length == LONGER else SEEDS
+            yield from self._list_seeds("test", length, settings, seeds)
+        middle = MIDDLE, LENGTHS[MIDDLE]
+        learning = (arm for arm in self.list_others() if self._screened(arm) < math.inf)
+        others = [self.list_finalists(arm, *middle)[0] for arm in learning]
+        yield from self._list_seeds("test", middle, others, SEEDS_OF_OTHERS)
 
     def _list_savings(self) -> Iterator[RunKey]:
-        for batch, steps in LENGTHS.items():
-            setting = self.list_finalists(OURS, batch, steps)[0]
-            for share in SHARES:
-                for seed in SEEDS_OF_OTHERS:
-                    key = self.make_key("saving", batch, steps, setting, seed)
+        """In the same order; at each seed all lengths."""
+        for batch in TESTED_FIRST:
+            steps = LENGTHS[batch]
+            best = self.list_finalists(OURS, batch, steps)[0]
+            for key in self._list_seeds("saving", (batch, steps), [best], SEEDS_OF_OTHERS):
+                for share in SHARES:
                     yield replace(key, steps=round(share * steps))
+
+    def _list_seeds(
+        self, stage: str, length: Length, settings: Iterable[Setting], seeds: Iterable[int]
+    ) -> Iterator[RunKey]:
+        for seed, setting in itertools.product(seeds, settings):
+            yield self.make_key(stage, *length, setting, seed)
 
 
 T = TypeVar("T")

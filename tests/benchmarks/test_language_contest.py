@@ -16,6 +16,7 @@ from benchmarks.language.contest_stages import (
     MIDDLE,
     OURS,
     ROWS,
+    TESTED_FIRST,
     LanguageContest,
 )
 from benchmarks.language.contest_tables import format_contest
@@ -284,6 +285,28 @@ def test_nothing_is_tested_before_everything_is_tuned(tmp_path):
     first = order.index("test")
     assert set(order[:first]) == {"tune"}
     assert set(order[first:]) == {"test"}
+
+
+@pytest.mark.parametrize("stage", ["test", "saving"])
+def test_an_interrupted_stage_leaves_complete_pairs(tmp_path, stage):
+    """Seed by seed. The batches that the goal asks for come first, what is descriptive last."""
+    order = []
+
+    def train(key):
+        order.append(key)
+        return invent(key)
+
+    contest = run_stages(tmp_path, train, (stage,))
+    trained = [key for key in order if key.stage == stage]
+    assert list(dict.fromkeys(key.tokens_per_step for key in trained)) == [*TESTED_FIRST]
+    seeds = range(101, 111) if stage == "test" else range(101, 106)
+    first = trained[: 4 * len(seeds)]  # two settings of ours and two of the peer; four lengths
+    assert [key.seed for key in first] == [seed for seed in seeds for _ in range(4)]
+    assert {key.tokens_per_step for key in first} == {MIDDLE}
+    arms = {OURS, contest.find_peer(MIDDLE, 200)} if stage == "test" else {OURS}
+    assert {key.setting.arm for key in first[:4]} == arms
+    if stage == "test":
+        assert {key.seed for key in trained[-5:]} == {105}  # the others, one run of each
 
 
 def test_starts_suit_the_length_of_a_run():
