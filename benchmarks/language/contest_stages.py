@@ -44,7 +44,7 @@ SLOW_SHARE = 0.6  # of slow momentum, where our search starts; leads.py found it
 COORDINATES = (*ORDER, "slow")
 # Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
 # count. Enough to try every value beside the best setting again after the last coordinate moved.
-RUNS = {65_536: 36, MIDDLE: 44, 1_048_576: 44}
+RUNS = {65_536: 42, MIDDLE: 44, 1_048_576: 56}
 RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS
 # Not among the seeds that have chosen the recipe's numbers and its options.
 SEEDS, SEEDS_OF_OTHERS = range(101, 111), range(101, 106)

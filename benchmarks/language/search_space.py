@@ -28,6 +28,9 @@ GRIDS: dict[str, tuple[float, ...]] = {
 }
 # For peers in the contest: as close together as the recipe's learning rates.
 FINE_RATES = tuple(sorted({*RATES, *(rate * 2**0.5 for rate in RATES)}))
+# Between the best values of ours and of Muon in 50 steps. Of the contest alone: it would move the
+# starts of searches that have ended.
+FINE_FORGETTING = 0.85
 MAY_BE_SLOW = (
     "recipe",
     "muon",
@@ -95,10 +98,13 @@ def find_point(setting: Setting, steps: int, *, fine: bool = False) -> Point:
 
 
 def get_grids(arm: str, *, fine: bool = False) -> dict[str, tuple[float, ...]]:
-    """The values of each coordinate of an arm, with more learning rates if they are to be fine."""
-    if arm == RECIPE:
-        return recipe_space.GRIDS
-    return {**GRIDS, "lr": FINE_RATES} if fine else GRIDS
+    """The values of each coordinate of an arm, with those of the contest if they are to be fine."""
+    grids = recipe_space.GRIDS if arm == RECIPE else GRIDS
+    if not fine:
+        return grids
+    forgetting = tuple(sorted({*grids["forgetting"], FINE_FORGETTING}))
+    rates = grids["lr"] if arm == RECIPE else FINE_RATES
+    return {**grids, "forgetting": forgetting, "lr": rates}
 
 
 def _find_nearest(grid: Sequence[float], value: float) -> float:
@@ -130,7 +136,7 @@ def search_setting(
         limit: the number of runs.
         start: where the search begins; START of the arm by default.
         steps: of a run; the recipe's decay follows from them.
-        fine: whether learning rates are a factor of √2 apart instead of 2.
+        fine: whether the grids are those of the contest, with learning rates a factor of √2 apart.
         tried: settings that earlier searches have tried; they count towards the limit.
     """
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,13 @@ from benchmarks.language.contest_tables import format_contest
 from benchmarks.language.finalists import Finalists, read_finalists, write_finalists
 from benchmarks.language.language_arms import make_default_recipe
 from benchmarks.language.language_runs import RunKey
-from benchmarks.language.search_space import RECIPE, choose_start, find_point, make_setting
+from benchmarks.language.search_space import (
+    RECIPE,
+    choose_start,
+    find_point,
+    get_grids,
+    make_setting,
+)
 from tests.support.language_scores import invent, run_stages
 
 pytestmark = pytest.mark.slow
@@ -307,6 +314,38 @@ def test_an_interrupted_stage_leaves_complete_pairs(tmp_path, stage):
     assert {key.setting.arm for key in first[:4]} == arms
     if stage == "test":
         assert {key.seed for key in trained[-5:]} == {105}  # the others, one run of each
+
+
+@pytest.fixture(scope="module")
+def published():
+    return LanguageContest.read(Path(__file__).parents[2] / contest_stages.RESULTS)
+
+
+def test_no_search_has_ended_at_the_edge_of_a_grid(published):
+    """Nor would it if it went on: 0 has nothing below it."""
+    for batch, steps in LENGTHS.items():
+        for arm in (OURS, published.find_muon(), ROWS):
+            best = published.rank_settings(arm, batch, steps)[0]
+            point, grids = find_point(best, steps, fine=True), get_grids(arm, fine=True)
+            edges = {
+                n for n in point if n in COORDINATES and point[n] in (grids[n][0], grids[n][-1])
+            }
+            assert not {name for name in edges if point[name] != 0}, (arm, batch)
+
+
+def test_wider_grids_leave_earlier_runs_where_they_were(published):
+    """What a search continues from is a run that the ledger has."""
+    searched = (OURS, published.find_muon(), published.find_other(), ROWS)
+    for key in published.ledger.runs:
+        if key.setting.arm in searched:
+            again = make_setting(
+                key.setting.arm, find_point(key.setting, key.steps, fine=True), key.steps
+            )
+            assert again == key.setting
+    # Adding a value between two others would have moved this one to 0.85.
+    decay = 0.96 / (0.032 * 600)
+    older = make_setting("muon by norm", choose_start("muon by norm"), 600)
+    assert find_point(replace(older, lr=0.032, decay=decay), 600)["forgetting"] == 1.25
 
 
 def test_starts_suit_the_length_of_a_run():

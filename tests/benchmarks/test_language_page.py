@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.common.pages import fill_parts, list_parts
+from benchmarks.language.contest_stages import RUNS
 from benchmarks.language.contest_tables import make_parts
 from benchmarks.language.update_page import KIND, PAGE, collect_parts
 
@@ -14,6 +15,12 @@ def test_the_page_is_up_to_date():
     page = PAGE.read_text()
     assert set(list_parts(page, KIND)) == PARTS
     assert fill_parts(page, KIND, collect_parts()) == page
+
+
+def test_the_page_says_how_many_runs_a_search_has():
+    smallest, middle, largest = RUNS.values()
+    text = " ".join(PAGE.read_text().split())
+    assert f"{smallest} at 65,536 tokens per step, {middle} at 262,144 and {largest} at" in text
 
 
 @pytest.mark.slow
