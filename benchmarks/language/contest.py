@@ -11,7 +11,8 @@ twice as many steps at the middle one. Stages, each of which continues where it 
              learning rates a factor of about √2 apart and the same number of runs for all three.
              From its result, ours and Muon at the other batches, and at twice the length the
              learning rate alone. Then NorMuon's rows on Muon's best setting, at each batch
-             and at twice the length
+             and at twice the length: the learning rate, and at the larger two batches the
+             other coordinates too
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set

@@ -45,7 +45,10 @@ COORDINATES = (*ORDER, "slow")
 # Of each searched arm at a batch size, whatever its number of coordinates; all its runs there
 # count. Enough to try every value beside the best setting again after the last coordinate moved.
 RUNS = {65_536: 42, MIDDLE: 44, 1_048_576: 56}
-RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS
+RUNS_OF_RATE = 4  # where the learning rate alone moves: at twice the length, and of ROWS at first
+# Then the other coordinates of ROWS move, where the goal asks for a lead: a peer that is tuned too
+# little proves nothing. It begins at Muon's best, so a dozen runs reach every value beside that.
+RUNS_OF_ROWS = {(batch, LENGTHS[batch]): 16 for batch in TESTED_FIRST[:2]}
 # Not among the seeds that have chosen the recipe's numbers and its options.
 SEEDS, SEEDS_OF_OTHERS = range(101, 111), range(101, 106)
 SHARES = (0.80, 0.85, 0.90, 0.95)
@@ -105,12 +108,12 @@ class LanguageContest:
         # twice the length the learning rate alone moves, so what the middle batch finds matters.
         begun = [each for each in rest if each[1] != LONGER and self._has_runs(*each, known)]
         for arm, length in _shuffle(first + begun):
-            self._continue_search(arm, length, known)
+            self._continue_search(arm, length, known, RUNS[length[0]])
         for arm, length in _shuffle(search for search in rest if search not in begun):
             if length == LONGER:
                 self._search_rate(arm, length, self._find_middle_point(arm), known)
             else:
-                self._continue_search(arm, length, known)
+                self._continue_search(arm, length, known, RUNS[length[0]])
         for length in _shuffle((*LENGTHS.items(), LONGER)):
             self._try_rows(length, known)
 
@@ -193,7 +196,7 @@ class LanguageContest:
         fine = searched or arm == ROWS
         points = [find_point(setting, steps, fine=fine) for setting in ranked]  # best first
         grids = get_grids(arm, fine=fine)
-        order = COORDINATES if searched and (batch, steps) != LONGER else ("lr",)
+        order = COORDINATES if fine and (batch, steps) != LONGER else ("lr",)
 
         def is_bracketed(name: str, place: int) -> bool:
             grid, point = grids[name], points[place]
@@ -277,7 +280,9 @@ class LanguageContest:
         steps = LENGTHS[MIDDLE]
         return find_point(self.rank_settings(arm, MIDDLE, steps)[0], steps, fine=True)
 
-    def _continue_search(self, arm: str, length: Length, known: Collection[RunKey]) -> None:
+    def _continue_search(
+        self, arm: str, length: Length, known: Collection[RunKey], limit: int
+    ) -> None:
         """From the best setting among the known runs; without any, from the middle batch's best.
 
         Coordinates that were never bracketed come first: a search that is interrupted often would
@@ -295,7 +300,7 @@ class LanguageContest:
             arm,
             functools.partial(self._make_tuning_key, batch, steps),
             sorted(COORDINATES, key=lambda x: x not in neglected),
-            RUNS[batch],
+            limit,
             start=start,
             steps=steps,
             fine=True,
@@ -303,17 +308,23 @@ class LanguageContest:
         )
 
     def _try_rows(self, length: Length, known: Collection[RunKey]) -> None:
-        """Muon's best setting with NorMuon's rows of equal size, at learning rates around its own.
+        """Muon's best setting with NorMuon's rows of equal size, then a search from there.
 
         The scaling of steps matters more than the rows, and NorMuon has another one.
         """
         best = self.rank_settings(self.find_muon(), *length)[0]
-        self._search_rate(ROWS, length, find_point(best, length[1], fine=True), known)
+        rates = self._search_rate(ROWS, length, find_point(best, length[1], fine=True), known)
+        if length in RUNS_OF_ROWS:
+            found = {*known, *(self._make_tuning_key(*length, setting) for setting in rates)}
+            self._continue_search(ROWS, length, found, RUNS_OF_ROWS[length])
 
     def _search_rate(
         self, arm: str, length: Length, start: Point, known: Collection[RunKey]
-    ) -> None:
-        """Learning rates around a point. Runs around what was the best point before stay apart."""
+    ) -> set[Setting]:
+        """Learning rates around a point; the settings with all that were tried.
+
+        Runs around what was the best point before stay apart.
+        """
         batch, steps = length
 
         def is_around(setting: Setting) -> bool:
@@ -321,17 +332,25 @@ class LanguageContest:
 
         begun = self._has_runs(arm, length, known)
         ranked = self.rank_settings(arm, *length, known) if begun else []
+        around = list(filter(is_around, ranked))
+        tried = set(around)
+
+        def make_key(setting: Setting) -> RunKey:
+            tried.add(setting)
+            return self._make_tuning_key(batch, steps, setting)
+
         search_setting(
             self._runner,
             arm,
-            functools.partial(self._make_tuning_key, batch, steps),
+            make_key,
             ("lr",),
             RUNS_OF_RATE,
             start=start,
             steps=steps,
             fine=True,
-            tried=list(filter(is_around, ranked)),
+            tried=around,
         )
+        return tried
 
     def _make_tuning_key(self, batch: int, steps: int, setting: Setting) -> RunKey:
         return self.make_key("tune", batch, steps, setting, 0)
