@@ -16,7 +16,13 @@ from benchmarks.language.contest_stages import (
     OURS,
     LanguageContest,
 )
-from benchmarks.language.contest_tables import EARLIER, describe_verdict, format_contest
+from benchmarks.language.contest_tables import (
+    EARLIER,
+    NAMES,
+    OUR_LEAD,
+    describe_verdict,
+    format_contest,
+)
 from benchmarks.language.contest_verdicts import (
     Saving,
     Verdict,
@@ -130,6 +136,33 @@ def test_all_tested_settings_are_shown(contest):
     table = format_contest(contest)
     assert "| 262,144 × 200 | AdamW | 1 |" in table
     assert "| 262,144 × 200 | **Neumann spectral** | 2 |" in table
+
+
+def test_other_arms_stand_beside_our_best_setting(contest):
+    """On the seeds that both have, of which ours has more."""
+    best = contest.list_finalists(OURS, MIDDLE, 200)[0]
+    ours = contest.find_losses("test", MIDDLE, 200, best)
+    theirs = contest.find_losses(
+        "test", MIDDLE, 200, contest.list_finalists("adamw", MIDDLE, 200)[0]
+    )
+    lead = fmean(theirs[seed] - ours[seed] for seed in theirs)
+    text = contest_tables.make_parts(contest)["tests"]
+    (row,) = (line for line in text.splitlines() if "262,144 × 200 | AdamW" in line)
+    assert f"| {lead:+.4f} [+0." in row
+    for line in text.splitlines():
+        if NAMES[OURS] in line:
+            assert line.endswith("|  |")  # not beside itself
+    assert text.endswith(OUR_LEAD)
+
+
+def test_a_lead_counts_the_pairs_that_are_left(tmp_path):
+    def train(key):
+        lost = key.stage == "test" and key.setting.arm == OURS and key.seed == 103
+        return {**invent(key), "loss": None} if lost else invent(key)
+
+    text = contest_tables.make_parts(run_stages(tmp_path, train))["tests"]
+    (row,) = (line for line in text.splitlines() if "262,144 × 200 | AdamW" in line)
+    assert row.endswith("] (n 4) |")
 
 
 def test_steps_saved():
