@@ -10,6 +10,7 @@ Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on
 `lead_preconditioners` (their P), `output_preconditioners` (those of the output layer),
 `step_wrappers` (what they do around a step), `search_space` (what is tuned), `language_runs` (one
 run), `contest_stages` (all runs of the contest), `finalists` (who is tested), `contest_verdicts`
-(who is ahead), `contest_tables` (the same in tables and sentences), `recipe_tests` (who the untuned
-recipe was tested against), `speed_table` (tokens per second).
+(who is ahead), `contest_tables` (the same in tables and sentences), `contest_state` (how far the
+contest is, and what its searches say), `recipe_tests` (who the untuned recipe was tested against),
+`speed_table` (tokens per second).
 """

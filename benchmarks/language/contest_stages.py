@@ -29,7 +29,8 @@ from benchmarks.language.search_space import (
 
 RESULTS = Path("results/language/contest.jsonl")
 DATA = "text:mdn.txt.xz,dotnet.txt.xz,sql.txt.xz"
-STAGES = ("screen", "tune", "test", "saving", "124m")
+TESTS = ("test", "saving", "124m")  # what the finalists are trained for
+STAGES = ("screen", "tune", *TESTS)
 OURS = RECIPE
 MUON = ("muon", "muon original", "muon by norm")
 OUR_OTHERS = ("diagonal", "paper")
@@ -85,16 +86,16 @@ class LanguageContest:
             self._tune()
         else:
             self._freeze_finalists()
-            lists = {
-                "test": self._list_tests,
-                "saving": self._list_savings,
-                "124m": self.list_larger,
-            }
-            keys = list(lists[stage]())
+            keys = self.list_keys(stage)
             for key in keys:
                 self._runner.run(key)
             for key in keys:  # another process may be on it still
                 self._runner.finish(key)
+
+    def list_keys(self, stage: str) -> list[RunKey]:
+        """The runs of a stage after the searches, as they follow each other."""
+        lists = {"test": self._list_tests, "saving": self._list_savings, "124m": self.list_larger}
+        return list(lists[stage]())
 
     def _tune(self) -> None:
         # Processes start together, or leave the screening together. So they know the same runs
@@ -228,7 +229,7 @@ class LanguageContest:
         losses = {}
         for arm in (self.find_muon(), self.find_other(), ROWS):
             with contextlib.suppress(MissingRunError):  # not searched here
-                losses[arm] = self._best_loss(arm, batch, steps)
+                losses[arm] = self.find_best_loss(arm, batch, steps)
         if not losses:
             raise MissingRunError(f"peers at {batch} tokens per step")
         return min(losses, key=lambda arm: losses[arm])
@@ -246,6 +247,11 @@ class LanguageContest:
         found = [run["train_loss"] for run in runs.values() if run["loss"] is not None]
         return [float(loss) for loss in found if loss is not None]
 
+    def find_best_loss(self, arm: str, batch: int, steps: int) -> float:
+        """The lowest validation loss of an arm; MissingRunError without any run."""
+        best = self.rank_settings(arm, batch, steps)[0]
+        return read_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
+
     def list_larger(self) -> list[RunKey]:
         """Ours and the best peer at 124 million parameters, with the small network's settings."""
         steps = LENGTHS[MIDDLE]
@@ -255,11 +261,7 @@ class LanguageContest:
         return [replace(key, model="gpt:124m") for key in keys]
 
     def _screened(self, arm: str) -> float:
-        return self._best_loss(arm, MIDDLE, LENGTHS[MIDDLE])
-
-    def _best_loss(self, arm: str, batch: int, steps: int) -> float:
-        best = self.rank_settings(arm, batch, steps)[0]
-        return read_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
+        return self.find_best_loss(arm, MIDDLE, LENGTHS[MIDDLE])
 
     def _screen(self, arm: str) -> None:
         start = choose_start(arm)

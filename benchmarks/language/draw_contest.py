@@ -4,7 +4,7 @@
 
 writes contest-loss.png and contest-saving.png into the folder, as far as the runs allow. Loss is
 that of training at the middle batch, averaged over the tested seeds. Steps to equal loss have
-bootstrap intervals of 95 %.
+bootstrap intervals of 95 %. `update_page` draws them too, and shows them on the page.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.contest_verdicts import Verdict, find_verdicts
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 
+LOSS, SAVING = "contest-loss.png", "contest-saving.png"
 SHOWN_FROM = 0.1  # of the run: before that the loss falls too far for one scale
 LABEL_GAP = 0.05  # of the height, between labels
 
@@ -33,36 +34,72 @@ Curve = tuple[
 
 def draw_all(contest: LanguageContest, folder: Path) -> list[Path]:
     """Draw what the runs so far allow; the files that were written."""
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    curves = collect_curves(contest)
-    if curves:
-        written.append(folder / "contest-loss.png")
-        _save(draw_losses(curves), written[-1])
-    verdicts = [v for v in find_verdicts(contest) if v.primary and v.saving is not None]
-    if verdicts:
-        written.append(folder / "contest-saving.png")
-        _save(draw_savings(verdicts), written[-1])
-    return written
+    figures = {}
+    if curves := collect_curves(contest):
+        figures[folder / LOSS] = draw_losses(curves)
+    if verdicts := collect_savings(contest):
+        figures[folder / SAVING] = draw_savings(verdicts)
+    for path, figure in figures.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        FigureCanvasAgg(figure)
+        figure.savefig(path, dpi=160)
+    return list(figures)
+
+
+def show_plots(contest: LanguageContest, folder: str) -> str:
+    """The plots in Markdown, with alternative text and captions; empty if there are none yet."""
+    parts = []
+    if curves := collect_curves(contest):
+        ends = ", ".join(f"{NAMES[arm]} {final:.3f}" for arm, _, final in curves)
+        alt = f"Training loss falls over {LENGTHS[MIDDLE]} steps of {MIDDLE:,} tokens. "
+        alt += f"Test losses at the end: {ends}"
+        caption = (
+            f"*Training loss against steps at {MIDDLE:,} tokens per step, the best setting of "
+        )
+        caption += (
+            "each on the validation set, mean over its tested seeds. Beside each name stands "
+        )
+        caption += "its test loss.*"
+        parts += [f"![{alt}]({folder}/{LOSS})", caption]
+    if verdicts := collect_savings(contest):
+        needed = ", ".join(
+            f"{100 * (1 - v.saving.middle):.0f} % at {v.batch:,} tokens per step"
+            for v in verdicts
+            if v.saving is not None
+        )
+        alt = f"{NAMES[OURS]} needs these shares of the best peer's steps for its loss: {needed}"
+        caption = (
+            "*Steps to the test loss of the best peer, in % of the peer's, against batch size, "
+        )
+        caption += "with bootstrap intervals of 95 %. Below 100 %, steps are saved.*"
+        parts += [f"![{alt}]({folder}/{SAVING})", caption]
+    return "\n\n".join(parts)
+
+
+def collect_savings(contest: LanguageContest) -> list[Verdict]:
+    """The batch sizes at which the saving is known."""
+    return [v for v in find_verdicts(contest) if v.primary and v.saving is not None]
 
 
 def collect_curves(contest: LanguageContest) -> list[Curve]:
-    """Ours, the best peer and AdamW at the middle batch: training losses and test losses."""
+    """Ours, the best peer and AdamW at the middle batch: training losses and test losses.
+
+    AdamW is tested last. Without it there are two curves; without one of the others there is none.
+    """
     steps = LENGTHS[MIDDLE]
     curves = []
     try:
-        arms = dict.fromkeys((OURS, contest.find_peer(MIDDLE, steps), "adamw"))
-        for arm in arms:
+        compared = OURS, contest.find_peer(MIDDLE, steps)
+        for arm in dict.fromkeys((*compared, "adamw")):
             best = contest.list_finalists(arm, MIDDLE, steps)[0]
             runs = contest.ledger.find_seeds(contest.make_key("test", MIDDLE, steps, best, 0))
             found = [run for run in runs.values() if run["loss"] is not None]
-            if not found:
-                return []
-            losses = np.array([run["losses"] for run in found], float).mean(0)  # None: NaN
-            curves.append((arm, losses, float(np.mean([run["loss"] for run in found]))))
+            if found:
+                losses = np.array([run["losses"] for run in found], float).mean(0)  # None: NaN
+                curves.append((arm, losses, float(np.mean([run["loss"] for run in found]))))
     except MissingRunError:
         return []
-    return curves
+    return curves if {arm for arm, _, _ in curves} >= set(compared) else []
 
 
 def draw_losses(curves: Sequence[Curve]) -> Figure:
@@ -150,11 +187,6 @@ def _make_figure(title: str) -> tuple[Figure, Axes]:
     axes.tick_params(colors=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=160)
 
 
 def main() -> None:
