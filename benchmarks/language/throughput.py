@@ -4,11 +4,12 @@
 
 All arms take turns in one process, ten steps each, on one compiled network; a first round warms up.
 Ten steps, because SOAP decomposes its matrices once in as many. An arm whose package is not
-installed is left out and named. Ours has slow momentum, where its search in the contest starts.
-Learning rates are tiny: they do not matter here. Ratios are the median over rounds of an arm's
-tokens per second by those of AdamW in the same round.
+installed is left out and named. Each arm has slow momentum if its best setting in the contest has
+it, and the share is recorded. Learning rates are tiny: they do not matter here. Ratios are the
+median over rounds of an arm's tokens per second by those of AdamW in the same round.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,12 @@ import torch
 
 from benchmarks.common.script import write_measurements
 from benchmarks.common.timing import read_clock, take_turns
-from benchmarks.language.contest_stages import DATA, MIDDLE, MUON, OTHERS, OURS, SLOW_SHARE
+from benchmarks.language.contest_stages import (
+    DATA,
+    MIDDLE,
+    RESULTS,
+    LanguageContest,
+)
 from benchmarks.language.language_runs import (
     LanguageTrainer,
     RunKey,
@@ -29,18 +35,30 @@ from benchmarks.language.language_runs import (
 )
 from benchmarks.language.language_variants import build_variant
 from benchmarks.language.search_space import choose_start, make_setting
-from benchmarks.language.speed_table import REFERENCE, find_ratios, format_speeds
+from benchmarks.language.speed_table import (
+    ARMS,
+    REFERENCE,
+    describe_speeds,
+    find_ratios,
+    find_slow_shares,
+)
 from neumann.lab.errors import UsageError
 
-ARMS = (OURS, *MUON, *OTHERS)
 LR = 1e-6
 RUN_STEPS = 20  # of the run that an arm is built for: the paper's warm-up ends in the first round
 
 
 def measure(
-    trainer: LanguageTrainer, key: RunKey, arms: tuple[str, ...], rounds: int
+    trainer: LanguageTrainer,
+    key: RunKey,
+    arms: tuple[str, ...],
+    rounds: int,
+    slow: Mapping[str, float],
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Tokens per second of each arm in each round, and the arms that are not installed."""
+    """Tokens per second of each arm in each round, and the arms that are not installed.
+
+    `slow` has the share of slow momentum of those that have it.
+    """
     model, compute_loss, dataset = trainer.prepare(key)
     device = next(model.parameters()).device
     rows, micro = count_rows(key)
@@ -57,9 +75,8 @@ def measure(
 
     timers, missing = {}, []
     for arm in arms:
-        setting = replace(make_setting(arm, choose_start(arm)), lr=LR, decay=0.0)
-        if arm == OURS:
-            setting = replace(setting, slow=SLOW_SHARE)
+        setting = make_setting(arm, choose_start(arm))
+        setting = replace(setting, lr=LR, decay=0.0, slow=slow.get(arm, 0.0))
         try:
             timers[arm] = partial(time_steps, build_variant(model, setting, RUN_STEPS))
         except (ModuleNotFoundError, UsageError) as error:  # torch below 2.9 has no Muon
@@ -81,10 +98,13 @@ def main() -> None:
     setting = make_setting(REFERENCE, choose_start(REFERENCE))
     size = arguments.model, 256, arguments.batch_tokens, arguments.steps
     key = RunKey("throughput", *size, setting, seed=0)
-    speeds, missing = measure(open_trainer(arguments), key, ARMS, arguments.rounds)
-    print(format_speeds(speeds))
+    contest = LanguageContest.read(RESULTS)
+    slow = find_slow_shares(contest)
+    speeds, missing = measure(open_trainer(arguments), key, ARMS, arguments.rounds, slow)
     device = torch.device(arguments.device)
     found = {"tokens_per_second": speeds, "of_adamw": find_ratios(speeds), "missing": missing}
+    found["slow"] = slow
+    print(describe_speeds(found, contest))
     write_measurements(arguments, device, model=arguments.model,
                        tokens_per_step=arguments.batch_tokens, **found)  # fmt: skip
 

@@ -15,7 +15,7 @@ from benchmarks.language.contest_stages import RESULTS, LanguageContest
 from benchmarks.language.contest_state import describe_state, describe_validation
 from benchmarks.language.contest_tables import make_parts
 from benchmarks.language.draw_contest import draw_all, show_plots
-from benchmarks.language.speed_table import format_speeds
+from benchmarks.language.speed_table import describe_speeds
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/language-contest.md"
@@ -33,7 +33,7 @@ def collect_parts(contest: LanguageContest) -> dict[str, str]:
     parts["state"] = describe_state(contest)
     parts["validation"] = describe_validation(contest)
     parts["plots"] = show_plots(contest, f"../{PLOTS.relative_to(ROOT)}")
-    parts["throughput"] = format_speeds(json.loads(SPEEDS.read_text())["tokens_per_second"])
+    parts["throughput"] = describe_speeds(json.loads(SPEEDS.read_text()), contest)
     return {
         name: _wrap(text) if text or name in FOLLOWING else MISSING for name, text in parts.items()
     }

@@ -13,11 +13,13 @@ from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.language import (
     lr_by_width,
     search_space,
+    speed_table,
     state_precision,
     throughput,
     tune_recipe,
     tune_roles,
 )
+from benchmarks.language.contest_stages import MIDDLE
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, make_recipe
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from benchmarks.language.language_variants import build_variant
@@ -120,10 +122,11 @@ def test_state_in_bfloat16_beside_float32(tmp_path, capsys):
 
 def test_arms_take_turns_for_their_speed(trainer):
     key = make_key("adamw")
-    arms = throughput.ARMS
+    arms = speed_table.ARMS
+    slow = dict.fromkeys(("recipe", "muon by norm", "normuon by norm"), 0.6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the arms share their weights
-        speeds, missing = throughput.measure(trainer, key, arms, rounds=2)
+        speeds, missing = throughput.measure(trainer, key, arms, rounds=2, slow=slow)
     assert not missing
     assert {arm: len(found) for arm, found in speeds.items()} == dict.fromkeys(arms, 2)
     assert all(speed > 0 for found in speeds.values() for speed in found)
@@ -131,8 +134,43 @@ def test_arms_take_turns_for_their_speed(trainer):
 
 def test_speeds_are_compared_within_a_round():
     speeds = {"adamw": [100.0, 50.0, 200.0], "muon": [90.0, 45.0, 200.0]}
-    assert throughput.find_ratios(speeds) == {"adamw": 1.0, "muon": 0.9}
-    assert "| Muon (RMS of AdamW) | 90 | 0.900 |" in throughput.format_speeds(speeds)
+    assert speed_table.find_ratios(speeds) == {"adamw": 1.0, "muon": 0.9}
+    assert "| Muon (RMS of AdamW) | 90 | 0.900 |" in speed_table.format_speeds(speeds)
+
+
+def test_every_arm_is_timed_with_the_slow_momentum_that_it_has_in_the_contest(
+    trainer, contest, monkeypatch
+):
+    """What an earlier measurement lacks is named."""
+    slow = speed_table.find_slow_shares(contest)
+    for arm in ("recipe", "muon by norm", "normuon by norm"):
+        assert slow.get(arm, 0.0) == contest.rank_settings(arm, MIDDLE, 200)[0].slow
+    assert slow
+    built = {}
+
+    def build(model, setting, steps):
+        built[setting.arm] = setting.slow
+        return build_variant(model, setting, steps)
+
+    monkeypatch.setattr(throughput, "build_variant", build)
+    arms = ("recipe", "normuon by norm", "adamw")
+    shares = {"recipe": 0.3, "normuon by norm": 0.6}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the arms share their weights
+        throughput.measure(trainer, make_key("adamw"), arms, rounds=1, slow=shares)
+    assert built == {"adamw": 0.0, **shares}
+
+
+def test_the_table_of_speeds_names_what_was_not_measured(contest, monkeypatch):
+    shares = {"recipe": 0.6, "muon by norm": 0.3}
+    monkeypatch.setattr(speed_table, "find_slow_shares", lambda contest: shares)
+    speeds = {arm: [100.0] for arm in speed_table.ARMS}
+    earlier = {name: found for name, found in speeds.items() if name != "normuon by norm"}
+    text = speed_table.describe_speeds({"tokens_per_second": earlier}, contest)
+    assert "Not measured: NorMuon (by norm)." in text
+    assert text.endswith("slow momentum that the best setting in the contest has: Muon (by norm).")
+    today = speed_table.describe_speeds({"tokens_per_second": speeds, "slow": shares}, contest)
+    assert today == speed_table.format_speeds(speeds)
 
 
 def test_roles_have_their_own_rates():
