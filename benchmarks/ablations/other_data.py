@@ -8,8 +8,10 @@ ResNet-9, 24 epochs, batches of 512 and 8192. Each optimizer has the decay and m
 contest chose for it on held-out CIFAR-10 images (results/large-batch.json). Its learning rate is
 chosen again, on held-out CIFAR-100 images, in factors of √2, until the best has a worse one on both
 sides. Then it is scored on the CIFAR-100 test set, over five seeds. Every run is a line in
-results/cifar100.jsonl and is not repeated. `table --unchanged` shows an earlier test, with the
-learning rates of CIFAR-10. p is corrected for every comparison on the test set (image_families).
+results/cifar100.jsonl and is not repeated. `table --unchanged` shows an earlier test, of an older
+version and with the learning rates of CIFAR-10. Its runs have a stage of their own: where a
+learning rate stays the same, their seeds do not mix with new ones. p is corrected for every
+comparison on the test set (image_families).
 """
 
 import itertools
@@ -26,7 +28,7 @@ from benchmarks.ablations.other_data_table import (
 from benchmarks.common.jobs import parse_shared, require_results
 from benchmarks.common.ledger import MissingRunError, Runner, claim
 from benchmarks.contest.entrants import ContestLedger, RunKey, read_accuracy
-from benchmarks.contest.image_families import CIFAR100, find_cifar100
+from benchmarks.contest.image_families import CIFAR100, RETUNED, find_cifar100
 from benchmarks.contest.trainer import Trainer, create_training_parser, open_runner
 
 
@@ -42,7 +44,7 @@ def run_tests(ledger: ContestLedger, runner: Runner[RunKey]) -> None:
     """Test every entrant that is tuned; MissingRunError if one is not."""
     chosen = {pair: choose(ledger.score, *pair) for pair in itertools.product(ENTRANTS, BATCHES)}
     for seed, (entrant, batch) in itertools.product(range(SEEDS), chosen):
-        runner.run(make_key("final", entrant, batch, chosen[entrant, batch], seed))
+        runner.run(make_key(RETUNED, entrant, batch, chosen[entrant, batch], seed))
 
 
 def main() -> None:

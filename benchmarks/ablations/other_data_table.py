@@ -16,8 +16,8 @@ from benchmarks.common.ledger import MissingRunError
 from benchmarks.common.markdown import format_cell, format_difference, format_table
 from benchmarks.common.search import find_bracketed_best
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting
+from benchmarks.contest.image_families import RETUNED, Comparison, Family
 from benchmarks.contest.image_families import SPECTRAL as OURS
-from benchmarks.contest.image_families import Comparison, Family
 from benchmarks.contest.summary import scores_by_seed
 from neumann.lab.studies.statistics import mean_interval
 
@@ -25,6 +25,7 @@ ENTRANTS = (OURS, "Muon", "LAMB", "AdamW", "SGD-Nesterov")
 BATCHES = (512, 8192)
 EPOCHS = 24
 SEEDS = 5
+EARLIER = "final"  # stage of the test with unchanged learning rates
 
 
 def make_key(stage: str, entrant: str, batch: int, setting: Setting, seed: int = 0) -> RunKey:
@@ -56,10 +57,11 @@ def choose(score: Callable[[RunKey], float], entrant: str, batch: int) -> Settin
 def find_tested(ledger: ContestLedger, unchanged: bool) -> dict[tuple[int, str], RunKey]:
     """By batch and entrant, at seed 0; without entrants whose learning rate is not chosen yet."""
     find = find_tuned_before if unchanged else functools.partial(choose, ledger.score)
+    stage = EARLIER if unchanged else RETUNED
     tested = {}
     for batch, entrant in itertools.product(BATCHES, ENTRANTS):
         with contextlib.suppress(MissingRunError):
-            tested[batch, entrant] = make_key("final", entrant, batch, find(entrant, batch))
+            tested[batch, entrant] = make_key(stage, entrant, batch, find(entrant, batch))
     return tested
 
 

@@ -33,6 +33,8 @@ RECIPE_SEEDS = range(10, 20), range(20, 30)  # of the first and the second test
 # On CIFAR-100 the settings of CIFAR-10 had six comparisons. Eight with other learning rates are
 # still to come. Their number was fixed before the first, so they count already.
 PLANNED_ON_CIFAR100 = 6 + 8
+RETUNED = "retuned"  # their stage: new seeds never mix with older runs of the same setting
+TESTED = "final", RETUNED  # stages that are scored on a test set
 
 
 class Comparison(NamedTuple):
@@ -97,10 +99,13 @@ def compare_recipe(ledger: ContestLedger) -> Leads:
 def compare_tested(
     ledger: ContestLedger, are_compared: Callable[[str, str], bool], seeds: range | None = None
 ) -> Leads:
-    """Every tested setting of an optimizer beside every one of its rival, paired by seed."""
+    """Every tested setting of an optimizer beside every one of its rival, paired by seed.
+
+    Runs of two stages are never compared.
+    """
     runs: dict[RunKey, dict[int, Run]] = {}
     for key, run in ledger.runs.items():
-        if key.stage == "final" and (seeds is None or key.seed in seeds):
+        if key.stage in TESTED and (seeds is None or key.seed in seeds):
             first = replace(key, seed=0 if seeds is None else seeds.start)
             runs.setdefault(first, {})[key.seed] = run
     scores = {key: scores_by_seed(found) for key, found in runs.items()}

@@ -8,17 +8,20 @@ import pytest
 from benchmarks.ablations import other_data
 from benchmarks.ablations.other_data_table import (
     BATCHES,
+    EARLIER,
     ENTRANTS,
     OURS,
     SEEDS,
     choose,
+    find_tested,
     find_tuned_before,
     format_scores,
     make_key,
 )
 from benchmarks.common.ledger import MissingRunError, Runner
 from benchmarks.contest.entrants import ContestLedger
-from benchmarks.contest.image_families import find_cifar100, load_families
+from benchmarks.contest.image_families import RETUNED, find_cifar100, load_families
+from benchmarks.contest.trainer import Trainer
 
 
 def train(key):
@@ -48,7 +51,7 @@ def test_only_the_learning_rate_is_chosen_again(ledger):
         assert chosen.lr == pytest.approx(2 * before.lr)
         assert (chosen.decay, chosen.momentum) == (before.decay, before.momentum)
     other_data.run_tests(ledger, runner)
-    tested = [key for key in ledger.runs if key.stage == "final"]
+    tested = [key for key in ledger.runs if key.stage == RETUNED]
     assert len(tested) == len(BATCHES) * len(ENTRANTS) * SEEDS
     rows = [
         line.split(" | ") for line in format_scores(ledger, find_family(ledger)).splitlines()[2:]
@@ -73,6 +76,33 @@ def test_the_earlier_test_can_be_shown():
     assert "| 512 | Neumann spectral | 0.00375 | 3 | 76.65 |" in shown
 
 
+def test_earlier_runs_do_not_mix_with_new_seeds(ledger):
+    """Not even where the best learning rate is that of CIFAR-10."""
+    before = find_tuned_before(OURS, 512)
+    for seed in range(3):
+        earlier = make_key(EARLIER, OURS, 512, before, seed)
+        ledger.add(earlier, {"accuracy": 10.0, "recalibrated": None})
+
+    def train_best_at_the_same(key):
+        away = abs(math.log2(key.setting.lr / find_tuned_before(key.entrant, key.batch).lr))
+        return {"accuracy": 70 - away, "recalibrated": None}
+
+    runner = Runner(ledger, train_best_at_the_same)
+    other_data.run_tuning(runner)
+    other_data.run_tests(ledger, runner)
+    assert choose(ledger.score, OURS, 512) == before
+    for unchanged, expected in ((True, [10.0] * 3), (False, [70.0] * SEEDS)):
+        tested = ledger.find_seeds(find_tested(ledger, unchanged)[512, OURS])
+        assert [run["accuracy"] for run in tested.values()] == expected
+
+
+def test_both_tests_are_scored_on_the_test_set():
+    trainer = Trainer("cifar100", None)
+    for stage, held_out in ((EARLIER, False), (RETUNED, False), ("search", True)):
+        key = make_key(stage, OURS, 512, find_tuned_before(OURS, 512))
+        assert trainer.configure(key).held_out is held_out
+
+
 def test_p_counts_the_earlier_test_too(ledger):
     """Six comparisons were planned before the eight of this test; each further one counts too."""
     runner = Runner(ledger, train)
@@ -85,7 +115,7 @@ def test_p_counts_the_earlier_test_too(ledger):
     before = {entrant: find_tuned_before(entrant, 512) for entrant in (OURS, "Muon")}
     for entrant in before:
         for seed in range(3):
-            runner.run(make_key("final", entrant, 512, before[entrant], seed))
-    assert len(find_family(ledger).leads) == 8 + 1 + 1 + 4  # beside new settings, too
+            runner.run(make_key(EARLIER, entrant, 512, before[entrant], seed))
+    assert len(find_family(ledger).leads) == 8 + 1  # not beside the new ones
     earlier = format_scores(ledger, find_family(ledger), unchanged=True).splitlines()[2:]
     assert [line.split(" | ")[1] for line in earlier] == [OURS, "Muon"]
