@@ -266,6 +266,10 @@ def test_unusable_texts(path, tokens):
     link = path.with_name("link.txt")
     link.symlink_to(path)
     refuse("names .*pages.txt twice", f"text:{path},{link}", **options)
+    copy = path.with_name("copy.txt.gz")
+    copy.write_bytes(gzip.compress(path.read_bytes()))
+    refuse("names the same text twice, so a model would be trained on every document of it twice",
+           f"text:{path},{copy}", **options)  # fmt: skip
     refuse("a path after the colon or a comma is missing", f"text:{path},", **options)
     write_documents(path, make_documents(2))
     refuse("holds 2 distinct documents, .* need at least 3", f"text:{path}", **options)

@@ -65,13 +65,7 @@ def _refuse_change(request: Request, files: Sequence[Path], text_hash: str) -> N
 
 def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     context = request.context
-    contents = list(map(read_text, files))
-    if len(set(contents)) < len(contents):
-        raise UsageError(
-            f"{request.name} names the same text twice, so a model would be tested on text that it "
-            "was trained on"
-        )
-    content = "".join(contents)
+    content = "".join(_read_different(request, files, "tested on text that it was trained on"))
     code_points = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
     test = round(len(code_points) * TEST)
     if test <= context:
@@ -89,8 +83,17 @@ def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     return Dataset(*about, "text", token_bytes=token_bytes)
 
 
+def _read_different(request: Request, files: Sequence[Path], harm: str) -> list[str]:
+    """The texts of the files; UsageError if one is a copy of another, however it is packed."""
+    texts = list(map(read_text, files))
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"{request.name} names the same text twice, so a model would be {harm}")
+    return texts
+
+
 def _read_splits(request: Request, files: Sequence[Path]) -> Splits:
-    documents = [document for file in files for document in list_documents(read_text(file))]
+    texts = _read_different(request, files, "trained on every document of it twice")
+    documents = [document for text in texts for document in list_documents(text)]
     if not documents:
         raise UsageError(f"{request.argument} holds no text; name a file that does")
     return split_documents(documents, request.argument)
