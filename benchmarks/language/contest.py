@@ -16,8 +16,9 @@ twice as many steps at the middle one. Stages, each of which continues where it 
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
              set; the best setting of the others, and those at twice the length, with 5
     saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set
-    124m     ours and the best peer at 124 million parameters, with the settings of the small
-             network and one seed, on the validation set
+    124m     ours and the best peer at GPT-2's width and depth (`gpt:124m`, 110 million parameters
+             with 16,384 tokens), with the settings of the small network and one seed, on the
+             validation set
 
 The best of Muon's three scalings in the screening stands for it; the other two are not tested. Runs
 are lines of results/language/contest.jsonl.

@@ -253,7 +253,7 @@ class LanguageContest:
         return read_loss(self.ledger.find(self.make_key("tune", batch, steps, best, 0)))
 
     def list_larger(self) -> list[RunKey]:
-        """Ours and the best peer at 124 million parameters, with the small network's settings."""
+        """Ours and the best peer at GPT-2's width and depth, with the small network's settings."""
         steps = LENGTHS[MIDDLE]
         arms = OURS, self.find_peer(MIDDLE, steps)
         best = [self.list_finalists(arm, MIDDLE, steps)[0] for arm in arms]

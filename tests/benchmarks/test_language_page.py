@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.common.pages import fill_parts, list_parts
@@ -19,6 +20,7 @@ from benchmarks.language.contest_tables import make_parts
 from benchmarks.language.contest_verdicts import LEAST_SAVING
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.update_page import FOLLOWING, KIND, PAGE, ROOT, collect_parts, update_page
+from neumann.lab.models.gpt import ModernGPT, parse_size
 from tests.support.language_scores import invent, run_stages
 
 MADE = {"settings", "verdicts", "sentences", "tests", "larger"}
@@ -41,6 +43,15 @@ def test_the_page_says_how_many_runs_a_search_has():
     smallest, middle, largest = RUNS.values()
     text = " ".join(PAGE.read_text().split())
     assert f"{smallest} at 65,536 tokens per step, {middle} at 262,144 and {largest} at" in text
+
+
+@pytest.mark.parametrize("vocabulary", [16384, 50257])
+def test_pages_say_how_large_the_larger_network_is(vocabulary):
+    with torch.device("meta"):
+        model = ModernGPT(vocabulary, 256, parse_size("gpt:124m"))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    for page in (PAGE, ROOT / "docs/lab.md"):
+        assert f"{count / 1e6:.1f} million" in page.read_text()
 
 
 @pytest.mark.slow

@@ -30,16 +30,26 @@ def draw(*shape, vocabulary=50):
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "depth", "expected"),
-    [("gpt:small", 384, 6, 23_199_744), ("gpt:124m", 768, 12, 110_100_480)],
+    ("name", "vocabulary", "width", "depth", "expected"),
+    [
+        ("gpt:small", 16384, 384, 6, 23_199_744),
+        ("gpt:124m", 16384, 768, 12, 110_100_480),
+        ("gpt:124m", 50257, 768, 12, 162_129_408),
+    ],
 )
-def test_sizes(name, width, depth, expected):
+def test_sizes(name, vocabulary, width, depth, expected):
     with torch.device("meta"):
-        model = ModernGPT(16384, 256, parse_size(name))
-    assert weights(model) == expected == 2 * 16384 * width + depth * 12 * width**2
+        model = ModernGPT(vocabulary, 256, parse_size(name))
+    assert weights(model) == expected == 2 * vocabulary * width + depth * 12 * width**2
     assert all(layer.heads == width // 64 for layer in model.layers)
     assert all(p.ndim == 2 for p in model.parameters())
     assert model.head.weight is not model.embedding.weight
+
+
+def test_with_its_vocabulary_and_a_tied_output_layer_it_is_as_large_as_gpt_2():
+    with torch.device("meta"):
+        model = ModernGPT(50257, 256, parse_size("gpt:124m,tied=1"))
+    assert weights(model) == 123_532_032
 
 
 def test_a_tied_output_layer_is_one_matrix_with_the_embedding():

@@ -41,7 +41,8 @@ class Size:
         return self.heads or max(1, self.width // HEAD_WIDTH)
 
 
-SIZES = {"small": Size(384, 6), "124m": Size(768, 12)}  # 124m: width, depth and heads of GPT-2
+# 124m: width, depth and heads of GPT-2. It has as many weights with its vocabulary and `tied=1`.
+SIZES = {"small": Size(384, 6), "124m": Size(768, 12)}
 FORMS = (*(f"{PREFIX}{name}" for name in SIZES), f"{PREFIX}width=W,depth=D,heads=H")
 
 
