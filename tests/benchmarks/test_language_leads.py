@@ -1,6 +1,8 @@
 """The study of the leads, on invented losses: what is selected, confirmed and shown."""
 
 import math
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import leads as study
 from benchmarks.language.language_runs import RunKey
 from benchmarks.language.language_variants import (
+    COOLING,
     MUON,
     RECIPE,
     VARIANTS,
@@ -149,3 +152,38 @@ def test_some_finalists_alone_can_be_confirmed(tmp_path):
     leads.run("confirm")
     confirmed = {key.setting.lead for key in ledger.runs if key.stage == "confirm"}
     assert confirmed == {"", "whitening"}
+
+
+def test_what_the_page_says_was_not_tried():
+    """docs/ablations.md lists it. What is run one day must leave the list."""
+    keys = set(Ledger(Path(__file__).parents[2] / study.RESULTS, RunKey).runs)
+    ours = [key for key in keys if key.setting.arm == RECIPE]
+    confirmed = {steps: set() for steps in study.CONFIRM_STEPS}
+    for key in ours:
+        if key.stage == "confirm" and key.setting.lead:
+            confirmed[key.steps].add(key.setting.lead)
+    assert len(confirmed[200]) == 12
+    assert confirmed[200] - confirmed[400] == {
+        "power cooldown",
+        "cautious decay",
+        "whitening, slow momentum",
+        "whitening, slow, cautious",
+        "rotated output, power cooldown",
+        "whitened output",
+    }
+    tried = {key.setting.lead for key in ours} - {""}
+    assert set(VARIANTS) - tried - {COOLING} == {
+        "power cooldown, cautious",
+        "late cooldown",
+        "left whitening, slow sum",
+    }
+    extrapolated = {name for name in tried if name.startswith("extrapolation")}
+    assert extrapolated == {"extrapolation 0.9", "extrapolation 0.97"}
+    muon = [key for key in keys if key.setting.arm == MUON and key.setting.lead]
+    assert {key.stage for key in muon} == {"select"}
+    assert not any(key.setting.lead.startswith(study.CONTROL) for key in muon)
+    seeds = Counter(lead for lead, _ in {(key.setting.lead, key.seed) for key in muon})
+    assert sorted(lead for lead, count in seeds.items() if count == 1) == [
+        "slow momentum 0.98",
+        "whitening, slow, cautious",
+    ]
