@@ -22,9 +22,9 @@ def compare(*scores):
             seed: FinishedRun(Path(), ACCURACY, score, None, None, None)
             for seed, score in enumerate(values)
         }
-        difference = paired_difference(scores[0], values) if rows else None
-        rows.append(ArmResult(name, name, runs, mean_interval(values), difference, None, None))
-    return state_verdict(Comparison(Path(), tuple(rows), len(scores[0]), None, 0), 40)
+        rows.append(ArmResult(name, name, runs, mean_interval(values), None, None, None))
+    comparison = Comparison(Path(), tuple(rows), len(scores[0]), None, 0).compare_with(0)
+    return state_verdict(comparison, 40)
 
 
 START = "After 40 steps and over 5 seeds, A "

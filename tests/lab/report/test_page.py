@@ -243,8 +243,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick):
         write_report(folder)
 
 
-def test_several_p_values_come_with_a_warning(tmp_path, quick):
-    note = "The p values are not corrected for multiple comparisons."
+def test_several_p_values_come_with_a_note(tmp_path, quick):
+    note = "The p values are corrected for several comparisons by Holm's method;"
     arms = {"neumann": {}, "sgd": {}, "adam": {}}
     assert note in read_page(write_report(fake_comparison(tmp_path / "a", arms))).text
     del arms["adam"]

@@ -1,6 +1,7 @@
 """Intervals and paired tests agree with scipy.stats, and leave out what diverged."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from neumann.lab.studies.statistics import (
+    Difference,
     correct_by_holm,
+    correct_differences,
     mean_interval,
     paired_difference,
     select_common_seeds,
@@ -165,3 +168,19 @@ def test_holm():
     assert correct_by_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert correct_by_holm([0.5, 0.6]) == [1.0, 1.0]
     assert correct_by_holm([]) == []
+
+
+def test_differences_are_corrected_for_those_that_were_tested():
+    first, same = [1.0, 2.0, 4.0], [0.5, 1.5, 3.5]  # the same difference in each seed: no test
+    tested = [paired_difference(first, other) for other in ([0.9, 1.9, 3.7], [1.0, 2.2, 3.1])]
+    found = correct_differences([None, paired_difference(first, same), *tested])
+    assert found[0] is None
+    assert found[1].p is None
+    assert [each.p for each in found[2:]] == correct_by_holm([each.p for each in tested])
+    assert [replace(each, p=None) for each in found[2:]] == [replace(t, p=None) for t in tested]
+
+
+def test_a_difference_is_clear_below_the_level_and_with_a_test():
+    assert not Difference(1.0, 0.0, 2.0, 0.051, 5).is_clear
+    assert Difference(1.0, 0.1, 1.9, 0.049, 5).is_clear
+    assert not Difference(1.0, 1.0, 1.0, None, 5).is_clear

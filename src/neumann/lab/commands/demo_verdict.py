@@ -1,14 +1,13 @@
 """The demo's result in one sentence, whatever it is.
 
-The first arm is compared with each other one by a paired t test over the seeds, corrected by Holm's
-method since there are several. What cannot be told from chance at the 5 % level is called a tie.
+The comparison has tested the first arm against each other one. What cannot be told from chance is
+called a tie.
 """
 
 from neumann.lab.report.formatting import format_list
-from neumann.lab.studies.results import ArmResult, Comparison
-from neumann.lab.studies.statistics import correct_by_holm
+from neumann.lab.studies.results import Comparison
+from neumann.lab.studies.statistics import Difference
 
-LEVEL = 0.05
 EVIDENCE = (
     "Ahead and behind mean p < 0.05 in a paired t test over the seeds, with Holm's correction for "
     "several tests; anything else is a tie."
@@ -21,7 +20,6 @@ def state_verdict(comparison: Comparison, steps: int) -> str:
     if comparison.seeds == 1:
         place = f"After {steps} steps {first.arm} {_describe_place(comparison)}"
         return f"{place}, but one seed says nothing about chance."
-    p_values = _correct_p_values(others)
     groups: dict[str, list[str]] = {
         "is ahead of": [],
         "ties with": [],
@@ -29,28 +27,18 @@ def state_verdict(comparison: Comparison, steps: int) -> str:
         "cannot be compared with": [],
     }
     for row in others:
-        groups[_judge(row, p_values.get(row.arm))].append(row.arm)
+        groups[_judge(row.difference)].append(row.arm)
     found = [f"{verb} {format_list(names)}" for verb, names in groups.items() if names]
     start = f"After {steps} steps and over {comparison.seeds} seeds, {first.arm}"
     return f"{start} {', and '.join(found)}{_describe_divergence(comparison)}."
 
 
-def _correct_p_values(rows: list[ArmResult]) -> dict[str, float]:
-    """The p values of the arms that could be tested."""
-    found = {
-        row.arm: row.difference.p
-        for row in rows
-        if row.difference is not None and row.difference.p is not None
-    }
-    return dict(zip(found, correct_by_holm(list(found.values())), strict=True))
-
-
-def _judge(row: ArmResult, p: float | None) -> str:
-    if p is None or row.difference is None or row.difference.mean is None:
+def _judge(found: Difference | None) -> str:
+    if found is None or found.p is None or found.mean is None:
         return "cannot be compared with"
-    if p >= LEVEL:
+    if not found.is_clear:
         return "ties with"
-    return "is ahead of" if row.difference.mean > 0 else "is behind"
+    return "is ahead of" if found.mean > 0 else "is behind"
 
 
 def _describe_place(comparison: Comparison) -> str:

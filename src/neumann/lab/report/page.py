@@ -32,7 +32,7 @@ from neumann.lab.report.result_chart import ResultChart, chart_result
 from neumann.lab.report.study_records import Study
 from neumann.lab.report.verdicts import Verdict, state_verdict
 from neumann.lab.studies.results import Comparison
-from neumann.lab.studies.wording import UNCORRECTED
+from neumann.lab.studies.wording import CORRECTED
 
 # How many arms, and characters of their names, a legend may have to stay in view.
 STICKY_ARMS, STICKY_CHARACTERS = 6, 120
@@ -205,7 +205,7 @@ def _explain_comparison(comparison: Comparison) -> str:
             "data order; a positive one means that the reference is ahead."
         )
     if comparison.p_value_count > 1:
-        sentences.append(f"The {UNCORRECTED}.")
+        sentences.append(f"The {CORRECTED}.")
     if comparison.target is not None:
         sentences.append("Steps and epochs to the target are means over the seeds that reached it.")
     return join_sentences(*sentences, "Diverged runs are counted and left out of the means.")

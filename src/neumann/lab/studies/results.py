@@ -18,7 +18,7 @@ from neumann.lab.studies import statistics
 from neumann.lab.studies.statistics import Difference, Interval
 from neumann.lab.studies.study_files import get_run_folder, read_comparison_file
 from neumann.lab.studies.wording import (
-    UNCORRECTED,
+    CORRECTED,
     LongWarmup,
     describe_difference,
     describe_warmup_of_arm,
@@ -45,7 +45,8 @@ class ArmResult:
     text: str  # as the command wrote it
     runs: dict[int, FinishedRun]  # by seed
     score: Interval  # in the unit of the metric
-    difference: Difference | None  # by how much the reference is better; None for it
+    # by how much the reference is better, with p corrected for the arms beside it; None for it
+    difference: Difference | None
     seconds: float | None  # of training, mean over seeds
     long_warmup: LongWarmup | None  # if most of a Neumann run was its warm-up
     extras: Mapping[str, Interval] = field(default_factory=dict)  # of the metric, by key
@@ -66,9 +67,14 @@ class Comparison:
     def compare_with(self, reference: int) -> "Comparison":
         """Return the same comparison with another arm as the reference."""
         base = self.rows[reference].runs
+        found = statistics.correct_differences(
+            [
+                None if i == reference else _compare(base, row.runs)
+                for i, row in enumerate(self.rows)
+            ]
+        )
         rows = tuple(
-            replace(row, difference=None if i == reference else _compare(base, row.runs))
-            for i, row in enumerate(self.rows)
+            replace(row, difference=each) for row, each in zip(self.rows, found, strict=True)
         )
         return replace(self, rows=rows, reference=reference)
 
@@ -107,31 +113,27 @@ class Comparison:
         return sentences
 
     def state_notes(self) -> list[str]:
-        """The limits, and whether p values need correction."""
-        return [*self.state_limits(), *([UNCORRECTED] if self.p_value_count > 1 else [])]
+        """The limits, and how p values are corrected if there are several."""
+        return [*self.state_limits(), *([CORRECTED] if self.p_value_count > 1 else [])]
 
 
 def read_comparison(folder: Path) -> Comparison:
     content = read_comparison_file(folder)
     seeds, target = content["seeds"], content["target"]
     metric = choose_metric(content.get("settings", {}))
-    rows: list[ArmResult] = []
-    for arm in content["arms"]:
-        rows.append(_summarize_arm(folder, arm, seeds, rows[0] if rows else None, metric))
+    rows = tuple(_summarize_arm(folder, arm, seeds, metric) for arm in content["arms"])
     shown = {run.folder for row in rows for run in row.runs.values()}
     finished = {summary.parent for summary in folder.glob(f"*/seed-*/{reading.SUMMARY}")}
-    return Comparison(folder, tuple(rows), seeds, target, len(finished - shown), metric)
+    found = Comparison(folder, rows, seeds, target, len(finished - shown), metric)
+    return found.compare_with(found.reference)
 
 
-def _summarize_arm(
-    folder: Path, arm: str, seeds: int, first: ArmResult | None, metric: Metric
-) -> ArmResult:
+def _summarize_arm(folder: Path, arm: str, seeds: int, metric: Metric) -> ArmResult:
     runs = {
         seed: run
         for seed in range(seeds)
         if (run := read_finished_run(get_run_folder(folder, arm, seed), metric)) is not None
     }
-    difference = None if first is None else _compare(first.runs, runs)
     score = statistics.mean_interval([run.score for run in runs.values()])
     extras = {
         extra.key: statistics.mean_interval(found)
@@ -141,7 +143,7 @@ def _summarize_arm(
     times = [run.seconds for run in runs.values() if run.seconds is not None]
     seconds = sum(times) / len(times) if times else None
     warmup = _find_arm_warmup(arm, runs)
-    return ArmResult(get_name(arm), arm, runs, score, difference, seconds, warmup, extras)
+    return ArmResult(get_name(arm), arm, runs, score, None, seconds, warmup, extras)
 
 
 def _compare(a: dict[int, FinishedRun], b: dict[int, FinishedRun]) -> Difference:

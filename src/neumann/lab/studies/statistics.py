@@ -8,7 +8,7 @@ interval (None).
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Difference:
     diverged_b: int = 0  # pairs left out because b diverged; both may have
     pairs: int = 0  # common seeds, including those left out
     level: float = 0.95  # confidence
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a test was possible, and chance alone would rarely give such a difference."""
+        return self.p is not None and self.p < 1 - self.level
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -83,6 +88,16 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, (len(p_values) - rank) * p_values[index])
         corrected[index] = min(largest, 1.0)
     return corrected
+
+
+def correct_differences(found: Sequence[Difference | None]) -> list[Difference | None]:
+    """Return the same differences with p values corrected for how many of them were tested."""
+    tested = [each.p for each in found if each is not None and each.p is not None]
+    corrected = iter(correct_by_holm(tested))
+    return [
+        each if each is None or each.p is None else replace(each, p=next(corrected))
+        for each in found
+    ]
 
 
 def _t_test(

@@ -10,7 +10,10 @@ from neumann.lab.studies.rounding import choose_rounding, format_p, half_width
 from neumann.lab.studies.statistics import Difference
 
 FEW_SEEDS = 5  # fewer than this are pointed out
-UNCORRECTED = "p values are not corrected for multiple comparisons"
+CORRECTED = (
+    "p values are corrected for several comparisons by Holm's method; intervals are those of each "
+    "comparison alone"
+)
 
 
 class LongWarmup(NamedTuple):
@@ -57,7 +60,7 @@ def _describe_pairs(a: str, b: str, difference: Difference, metric: Metric) -> s
     if difference.p is None:
         untested = f"without any spread this cannot be tested (n = {n})"
         return f"{ahead} the same {size} in each of {n} seeds; {untested}"
-    if difference.p >= 1 - difference.level:
+    if not difference.is_clear:
         ahead = f"no difference between {a} and {b} can be told from chance:"
     else:
         mean = abs(mean)
