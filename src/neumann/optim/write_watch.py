@@ -53,8 +53,8 @@ class WriteWatch:
                 self._warned = True
                 warn_caller(
                     f"{name_of(p)} was changed between two steps by something other than this "
-                    "optimizer. Its offset from the average is kept, so the average has moved "
-                    "along; call optimizer.reset_average() if it should start at the new weights.",
+                    "optimizer. The average moved by the same amount; call "
+                    "optimizer.reset_average() to start it at the new weights instead.",
                 )
                 return
 

@@ -117,7 +117,7 @@ def test_prints_a_table_and_a_sentence(tmp_path, capsys, monkeypatch):
     for name in ARMS:
         assert f"\n{name} " in printed
     assert printed.count("After 40 steps and over 2 seeds, Neumann spectral ") == 1
-    assert "anything else is a tie" in " ".join(printed.split())
+    assert "Anything else counts as a tie" in " ".join(printed.split())
     assert "without Muon" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert "records: runs/demo-1\n" in printed

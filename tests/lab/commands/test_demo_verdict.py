@@ -31,7 +31,7 @@ START = "After 40 steps and over 5 seeds, A "
 
 
 def test_each_group_is_named():
-    expected = "is ahead of B and C, and ties with D, and is behind E."
+    expected = "is ahead of B and C, ties with D, and is behind E."
     assert compare(FIRST, LOWER, LOWER, NEAR, HIGHER) == START + expected
 
 
@@ -60,8 +60,8 @@ def test_divergence_is_named():
 
 
 def test_one_seed_says_nothing():
-    chance = ", but one seed says nothing about chance."
-    assert compare([98.0], [97.0], [99.0]) == f"After 40 steps A has place 2 of 3{chance}"
-    assert compare([98.0], [98.0]) == f"After 40 steps A shares place 1 of 2{chance}"
-    assert compare([98.0], [math.nan]) == f"After 40 steps A has place 1 of 2{chance}"
-    assert compare([math.nan], [98.0]) == f"After 40 steps A has diverged{chance}"
+    few = ". One seed is too few to test this."
+    assert compare([98.0], [97.0], [99.0]) == f"After 40 steps, A is 2nd of 3{few}"
+    assert compare([98.0], [98.0]) == f"After 40 steps, A is joint 1st of 2{few}"
+    assert compare([98.0], [math.nan]) == f"After 40 steps, A is 1st of 2{few}"
+    assert compare([math.nan], [98.0]) == f"After 40 steps, A diverged{few}"

@@ -49,6 +49,13 @@ def test_help_of_a_command_fits_the_terminal(command, width, capsys, monkeypatch
         assert ("--config FILE" in printed) == (command != "study")  # it is a file already
 
 
+def test_without_the_extra_the_command_says_how_to_install_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "neumann.lab.commands.parser", None)
+    assert main(["train"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("neumann: the command neumann needs the extra `lab`: run `pip ")
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"neumann {neumann.__version__}\n"

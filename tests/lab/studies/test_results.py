@@ -50,4 +50,4 @@ def test_terminal_report_and_demo_give_one_verdict(folder):
     printed = [text.lower() + "." for text in comparison.state_verdicts()]
     shown = [text.lower() for text in state_verdict(read_study(folder)).findings]
     assert shown == printed
-    assert all(text.startswith("no difference between sgd and ") for text in shown)
+    assert all(text.startswith("no clear difference between sgd and ") for text in shown)

@@ -25,7 +25,7 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
         (
             [1.0, 2.0, 3.0],
             [1.5, 1.5, 3.1],
-            "no difference between neumann and sgd can be told from chance: "
+            "no clear difference between neumann and sgd: "
             "−0.03 ± 1.25 points (n = 3, p = 0.92, only 3 seeds)",
         ),
         (
@@ -36,14 +36,13 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
         (
             [2.0],
             [1.6],
-            "neumann is ahead of sgd by 0.40 points on one seed, which says nothing about chance "
-            "(n = 1)",
+            "neumann is ahead of sgd by 0.40 points, but one seed is too few to test this (n = 1)",
         ),
         (
             [2.0, 3.0],
             [1.5, 2.5],
-            "neumann is ahead of sgd by the same 0.50 points in each of 2 seeds; without any "
-            "spread this cannot be tested (n = 2)",
+            "neumann is ahead of sgd by the same 0.50 points in each of 2 seeds; with no spread "
+            "there is nothing to test (n = 2)",
         ),
         (B, B, "neumann and sgd are equal in each of 5 seeds"),
         ([1.0], [1.0], "neumann and sgd are equal in the one seed they share"),
@@ -51,7 +50,7 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
         (
             [*BETTER, 90.0],
             [*B, NAN],
-            "sgd diverged in 1 of 6 runs; over the others neumann is ahead of sgd by 0.40 ± 0.20 "
+            "sgd diverged in 1 of 6 runs; in the others, neumann is ahead of sgd by 0.40 ± 0.20 "
             "points (n = 5, p = 0.0048)",
         ),
         (
@@ -63,7 +62,7 @@ BETTER = [b + d for b, d in zip(B, (0.3, 0.5, 0.6, 0.2, 0.4), strict=True)]
         (
             [1e9, 2e9],
             [0.0, 1e9 + 5e8],
-            "no difference between neumann and sgd can be told from chance: "
+            "no clear difference between neumann and sgd: "
             "7.5e+08 ± 3.18e+09 points (n = 2, p = 0.2, only 2 seeds)",
         ),
     ],

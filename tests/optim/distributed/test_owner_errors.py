@@ -34,7 +34,7 @@ def test_a_wrong_value_is_refused():
 def misused():
     world = distributed.group.WORLD
     sharded = Layout("flat").parameters.values()
-    with pytest.raises(ValueError, match="are replicas, but there are DTensors"):
+    with pytest.raises(ValueError, match="is for replicas, but some parameters are DTensors"):
         Neumann(sharded, 0.1, precondition="spectral", process_group=world, distributed="owner")
     with pytest.raises(ValueError, match="at least one parameter"):
         Neumann(

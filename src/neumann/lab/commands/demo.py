@@ -1,8 +1,9 @@
 """`neumann demo`: five optimizers on scikit-learn's digits in 40 large steps.
 
 Learning rates and weight decay were chosen on held-out images by the search of studies/demo.toml,
-with equally many learning rates for each; results/demo-rates.json has all of its numbers. A test
-compares what stands here with both files. The network is an MLP, the only one that reads digits.
+with the same number of learning rates for each; results/demo-rates.json has all of its numbers. A
+test compares what stands here with both files. The network is an MLP, the only one that reads
+digits.
 """
 
 import shutil
@@ -36,8 +37,8 @@ ARMS = {
 }
 BATCH_SIZE, STEPS, STEPS_PER_EPOCH = 512, 40, 2
 CHOSEN = (
-    "Learning rates and weight decay were chosen on held-out images, equally many learning rates "
-    "for each optimizer: studies/demo.toml."
+    "We chose learning rates and weight decay on held-out images, and tried the same number of "
+    "learning rates for each optimizer (studies/demo.toml)."
 )
 TARGET = 95.0  # accuracy in %
 

@@ -1,6 +1,6 @@
 """The demo's result in one sentence, whatever it is.
 
-The comparison has tested the first arm against each other one. What cannot be told from chance is
+The comparison has tested the first arm against each other one. A difference that is not clear is
 called a tie.
 """
 
@@ -9,17 +9,18 @@ from neumann.lab.studies.results import Comparison
 from neumann.lab.studies.statistics import Difference
 
 EVIDENCE = (
-    "Ahead and behind mean p < 0.05 in a paired t test over the seeds, with Holm's correction for "
-    "several tests; anything else is a tie."
+    "Ahead and behind mean p < 0.05 in a paired t test over the seeds, after Holm's correction for "
+    "several tests. Anything else counts as a tie."
 )
+ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def state_verdict(comparison: Comparison, steps: int) -> str:
     """Say in one sentence which optimizers the first one is ahead of, ties with, or is behind."""
     first, *others = comparison.rows
     if comparison.seeds == 1:
-        place = f"After {steps} steps {first.arm} {_describe_place(comparison)}"
-        return f"{place}, but one seed says nothing about chance."
+        place = f"After {steps} steps, {first.arm} {_describe_place(comparison)}"
+        return f"{place}. One seed is too few to test this."
     groups: dict[str, list[str]] = {
         "is ahead of": [],
         "ties with": [],
@@ -30,7 +31,8 @@ def state_verdict(comparison: Comparison, steps: int) -> str:
         groups[_judge(row.difference)].append(row.arm)
     found = [f"{verb} {format_list(names)}" for verb, names in groups.items() if names]
     start = f"After {steps} steps and over {comparison.seeds} seeds, {first.arm}"
-    return f"{start} {', and '.join(found)}{_describe_divergence(comparison)}."
+    found[-1] = f"and {found[-1]}" if len(found) > 1 else found[-1]
+    return f"{start} {', '.join(found)}{_describe_divergence(comparison)}."
 
 
 def _judge(found: Difference | None) -> str:
@@ -47,9 +49,10 @@ def _describe_place(comparison: Comparison) -> str:
     means = [row.score.mean for row in comparison.rows]
     own, *gains = [worst if m is None else comparison.metric.gain(m) for m in means]
     if own == worst:
-        return "has diverged"
-    place, shared = 1 + sum(gain > own for gain in gains), own in gains
-    return f"{'shares' if shared else 'has'} place {place} of {len(means)}"
+        return "diverged"
+    place = 1 + sum(gain > own for gain in gains)
+    ordinal = ORDINALS.get(place, f"{place}th")
+    return f"is {'joint ' if own in gains else ''}{ordinal} of {len(means)}"
 
 
 def _describe_divergence(comparison: Comparison) -> str:

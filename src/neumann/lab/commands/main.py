@@ -47,7 +47,8 @@ def _run(words: list[str]) -> int:
     try:
         from neumann.lab.commands.parser import run_command
     except ImportError as error:  # a package of the extra `lab` is missing
-        return _fail(f"the lab needs its extra: {describe_install('lab')} ({error})")
+        advice = f"the command neumann needs the extra `lab`: {describe_install('lab')}"
+        return _fail(f"{advice} ({error})")
     from neumann.lab.errors import UsageError, is_out_of_memory
     from neumann.lab.storage.atomic_files import StorageError
     from neumann.lab.studies.lr_sweep import AllDivergedError

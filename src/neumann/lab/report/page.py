@@ -237,5 +237,5 @@ def _explain_curves(study: Study, metrics: Mapping[Axis, Sequence[Plot]]) -> str
     if silent:
         sentences.append(f"No curve: {format_list(silent)} diverged before anything was recorded.")
     if "seconds" in metrics and any(len(arm.averaged) > 1 for arm in study.arms):
-        sentences.append("Against seconds, a step lies at the mean of its seeds’ times.")
+        sentences.append("Against seconds, each step is drawn at its average time over the seeds.")
     return join_sentences(*sentences)

@@ -44,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Settings:
-    commands: Table | None  # the arms as the command wrote them, if their names say less
+    commands: Table | None  # the arms in full, if their names say less
     differences: Table | None  # between the arms
     shared: Table
     environment: Table | None
@@ -229,7 +229,7 @@ def _tabulate_commands(commands: Mapping[str, str]) -> Table | None:
     if all(name == text for name, text in commands.items()):
         return None
     rows = [[Cell(name), Cell(text, style="code")] for name, text in commands.items()]
-    return Table("The arms as the command wrote them", _cells("arm", "command"), rows, 2)
+    return Table("The arms in full", _cells("arm", "command"), rows, 2)
 
 
 def _tabulate_differences(configs: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> Table:

@@ -123,4 +123,4 @@ def _have(count: int) -> str:
 def _to_sentence(text: str) -> str:
     """End with a full stop. Arm names keep their case, so only our own words are capitalized."""
     text = text if text.endswith(".") else f"{text}."
-    return text[0].upper() + text[1:] if text.startswith("no difference") else text
+    return text[0].upper() + text[1:] if text.startswith("no clear") else text

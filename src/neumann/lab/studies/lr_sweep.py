@@ -1,10 +1,10 @@
 """Run a sweep: choose a learning rate for each optimizer on held-out data, then compare them.
 
-The search trains every arm at equally many learning rates on nine tenths of the training set and
-evaluates on the held-out tenth; a data set with a validation set takes that, and the whole training
-set. The final comparison trains the winners on the whole training set and evaluates on the test
-set, which the search never sees. An interrupted sweep continues where it stopped. Unusable settings
-and folders are a UsageError.
+The search trains every arm at the same number of learning rates on nine tenths of the training set
+and evaluates on the held-out tenth; a data set with a validation set takes that, and the whole
+training set. The final comparison trains the winners on the whole training set and evaluates on the
+test set, which the search never sees. An interrupted sweep continues where it stopped. Unusable
+settings and folders are a UsageError.
 """
 
 import math
@@ -228,7 +228,7 @@ def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Met
 
 
 def make_grid(config: SweepConfig) -> Grid:
-    """List the learning rates of each arm: equally many, so that all arms have the same budget.
+    """List the learning rates of each arm: the same number, so that all have the same budget.
 
     An arm that takes the learning rate of another has none.
     """
@@ -241,7 +241,7 @@ def make_grid(config: SweepConfig) -> Grid:
     searched = {arm: len(lrs) for arm, lrs in grid.items() if lrs}
     if len(set(searched.values())) > 1:
         counts = ", ".join(f"{arm} has {count}" for arm, count in searched.items())
-        raise UsageError(f"all arms must try equally many learning rates: {counts}")
+        raise UsageError(f"all arms must try the same number of learning rates: {counts}")
     return grid
 
 

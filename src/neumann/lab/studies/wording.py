@@ -40,7 +40,7 @@ def describe_difference(a: str, b: str, difference: Difference, metric: Metric =
     ]
     if not failures:
         return sentence
-    rest = "no seed is left to compare" if difference.n == 0 else f"over the others {sentence}"
+    rest = "no seed is left to compare" if difference.n == 0 else f"in the others, {sentence}"
     return f"{' and '.join(failures)}; {rest}"
 
 
@@ -56,12 +56,12 @@ def _describe_pairs(a: str, b: str, difference: Difference, metric: Metric) -> s
     place = "ahead of" if mean > 0 else "behind"
     ahead, size = f"{a} is {place} {b} by", f"{rounding.format(abs(mean))} {unit}"
     if half is None:
-        return f"{ahead} {size} on one seed, which says nothing about chance (n = 1)"
+        return f"{ahead} {size}, but one seed is too few to test this (n = 1)"
     if difference.p is None:
-        untested = f"without any spread this cannot be tested (n = {n})"
+        untested = f"with no spread there is nothing to test (n = {n})"
         return f"{ahead} the same {size} in each of {n} seeds; {untested}"
     if not difference.is_clear:
-        ahead = f"no difference between {a} and {b} can be told from chance:"
+        ahead = f"no clear difference between {a} and {b}:"
     else:
         mean = abs(mean)
     few = f", only {n} seeds" if n < FEW_SEEDS else ""

@@ -118,9 +118,8 @@ def find_exchange(
     sharded = any(map(is_dtensor, parameters))
     if mode is not None and process_group is not None and sharded:
         raise ValueError(
-            f"distributed={mode!r} with process_group= says that the group's processes are "
-            "replicas, but there are DTensors, which know theirs: leave distributed at None, or "
-            "process_group out"
+            f"distributed={mode!r} with process_group= is for replicas, but some parameters are "
+            "DTensors, which name their own processes: leave out distributed or process_group"
         )
     if mode == "replicated":
         return None
