@@ -148,7 +148,7 @@ def test_choosing_an_axis_does_not_move_the_page(browser, sweep):
     open_page(browser, sweep)
     browser.execute_script("document.getElementById('plot-loss-steps').scrollIntoView()")
     before = browser.execute_script("return scrollY")
-    browser.find_element("css selector", "label[for=axis-epochs]").click()
+    browser.find_element("css selector", "#curves label[for=axis-epochs]").click()
     assert browser.find_element("id", "plot-loss-epochs").is_displayed()
     assert browser.execute_script("return scrollY") == pytest.approx(before, abs=60)
 

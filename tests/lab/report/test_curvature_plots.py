@@ -21,7 +21,7 @@ BATCHES = {"probe batch", "current batch"}
 
 
 def plots_of(folder):
-    return {plot.name: plot for plot in plot_curvature(read_study(folder))}
+    return {plot.name: plot for plot in plot_curvature(read_study(folder), "epochs")}
 
 
 def parts(plot):

@@ -10,7 +10,7 @@ import pytest
 
 from neumann.lab.errors import UsageError
 from neumann.lab.report import write_report
-from neumann.lab.report.page import breakable, highlight
+from neumann.lab.report.page import breakable, highlight, unbroken
 from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.results import read_comparison
@@ -190,6 +190,18 @@ def test_seeds_and_differences_of_settings(tmp_path, quick):
     assert "Settings that all arms share" in html
 
 
+def test_settings_show_the_weight_decay_that_an_arm_names(tmp_path, quick):
+    arms = {"neumann-spectral:weight_decay=auto": {}, "sgd": {}, "adamw:weight_decay=0.25": {}}
+    html = write_report(fake_comparison(tmp_path / "a", arms, 1)).read_text()
+    differences = html.partition("Where the arms differ")[2].partition("</table>")[0]
+    cells = re.findall(r">([^<>\s]+)<", differences.partition("<tbody>")[2])
+    columns = dict(zip(("neumann-spectral", "sgd", "adamw"), ("auto", "0", "0.25"), strict=True))
+    for arm, decay in columns.items():
+        assert cells[cells.index(arm) + 1] == decay
+    page = read_page(write_report(fake_run(tmp_path / "b", "neumann-spectral:weight_decay=auto")))
+    assert re.search(r"weight_decay\s+auto\s", page.text)
+
+
 def test_different_environments_are_pointed_out(tmp_path, quick):
     folder = fake_comparison(tmp_path, {"sgd": {}}, 2)
     config = folder / "sgd" / "seed-1" / "config.json"
@@ -221,6 +233,9 @@ def test_templates_never_switch_escaping_off():
 def test_filters_escape_what_they_are_given():
     assert breakable("a:<b>=1,c_d") == "a:<wbr>&lt;b&gt;=1,<wbr>c_d"
     assert breakable("text://x") == "text://<wbr>x"
+    assert breakable("a-<b>:c") == '<span class="whole">a-&lt;b&gt;:</span><wbr>c'
+    assert unbroken("<i> a-b,  c") == '&lt;i&gt; <span class="whole">a-b,</span>  c'
+    assert unbroken("a-" * 13) == "a-" * 13
     marked = "<b>a:<wbr>&lt;i&gt;</b> beats <b>a</b> by &lt;2&gt;."
     assert highlight("a:<i> beats a by <2>.", {"a", "a:<i>"}) == marked
     assert highlight("a < b", set()) == "a &lt; b"

@@ -61,13 +61,87 @@ def overlap(a, b):
     return a[1] < b[3] and b[1] < a[3] and a[2] < b[4] and b[2] < a[4]
 
 
-def test_learning_rates_under_an_axis_do_not_overlap(browser, sweep):
-    open_page(browser, sweep)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_learning_rates_under_an_axis_do_not_overlap(browser, sweep, width):
+    open_page(browser, sweep, width=width, phone=width == 390)
     boxes = find_boxes(browser, "#plot-lr-sensitivity svg [id*='axis_1'] text")
     labels = [box for box in boxes if box[0] != "learning rate"]
     assert {"0.005", "0.016", "0.5"} <= {box[0] for box in labels}
     for a, b in itertools.combinations(labels, 2):
         assert not overlap(a, b), (a[0], b[0])
+
+
+LETTER_SIZES = """
+    const shown = [...document.querySelectorAll('.picture svg')].filter(s => s.clientWidth);
+    return shown.flatMap(svg => {
+        const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        return [...svg.querySelectorAll('text')]
+            .map(text => scale * parseFloat(getComputedStyle(text).fontSize));
+    });
+"""
+
+
+def test_text_in_pictures_can_be_read_on_a_phone(browser, sweep):
+    open_page(browser, sweep, width=390, height=844, phone=True)
+    sizes = browser.execute_script(LETTER_SIZES)
+    assert len(sizes) > 30
+    assert min(sizes) > 11
+    script = """
+        const label = [...document.querySelectorAll('#plot-lr-sensitivity text')]
+            .find(t => t.textContent.startsWith('accuracy on'));
+        return label.getBoundingClientRect().right;
+    """
+    beside = browser.execute_script(script)
+    numbers = find_boxes(browser, "#plot-lr-sensitivity svg [id*='ytick'] text")
+    assert numbers
+    assert all(left > beside for _, left, *_ in numbers)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_score_is_drawn_right_below_the_result(browser, comparison, width):
+    open_page(browser, comparison, width=width, phone=width == 390)
+    ((_, _, _, _, chart_end),) = find_boxes(browser, "#verdict .result")
+    ((_, _, top, _, bottom),) = find_boxes(browser, "#verdict figure")
+    assert 0 < top - chart_end < 200  # the choice of an axis, and a legend
+    ((_, left, words, _, _),) = find_boxes(browser, "#verdict .findings")
+    assert words > (chart_end if width == 1280 else bottom)
+    assert (left > 600) == (width == 1280)
+    ((_, _, numbers, _, _),) = find_boxes(browser, "#results")
+    assert numbers > bottom
+    shown = [title for title, *_ in find_boxes(browser, "figure h3")]
+    assert shown[:2] == ["Accuracy on the test set", "Loss on the test set"]
+    assert shown.count("Accuracy on the test set") == 1
+
+
+def test_forces_are_against_what_the_curves_are_against_at_first(browser, comparison):
+    open_page(browser, comparison)
+    for plot in ("accuracy-steps", "distance", "forces"):
+        found = find_boxes(browser, f"#plot-{plot} svg text")
+        assert "optimizer steps" in {text for text, *_ in found}
+
+
+def test_names_do_not_break_at_hyphens(browser, tmp_path):
+    arms = {"neumann-spectral:lr=0.1": {}, "neumann-spectral:lr=0.2": {}, "neumann-diagonal": {}}
+    path = write_report(fake_comparison(tmp_path, arms, 1, epochs=1))
+    script = """
+        return [...document.querySelectorAll(arguments[0] + ' .whole')]
+            .filter(e => e.textContent.startsWith('neumann-') && e.offsetWidth)
+            .map(e => e.getClientRects().length);
+    """
+    for width in (320, 350, 390, 420):
+        open_page(browser, path, width=width, height=844, phone=True)
+        for place in ("h1", ".result", ".findings", ".legend", "#results th", ".reference"):
+            lines = browser.execute_script(script, place)
+            assert lines, place
+            assert set(lines) == {1}, place
+        assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
+
+
+def test_columns_of_words_keep_apart_on_a_phone(browser, comparison):
+    open_page(browser, comparison, width=390, height=844, phone=True)
+    names = browser.find_elements("css selector", "#settings tbody th")
+    assert names
+    assert all(float(n.value_of_css_property("padding-right")[:-2]) > 8 for n in names)
 
 
 def test_the_target_is_named_in_front_of_the_curves(browser, comparison):

@@ -21,8 +21,7 @@ def test_a_row_for_each_arm(tmp_path):
     for row in chart.rows:
         low, high = row.interval
         assert 0 <= low < row.mean < high <= 100
-    # The interval of two seeds is wide, and would squeeze all points.
-    assert [row.beyond for row in chart.rows] == [(), (), ("left",)]
+    assert [row.beyond for row in chart.rows] == [(), (), ()]
     assert [len(row.seeds) for row in chart.rows] == [3, 3, 2]
     assert [row.note for row in chart.rows] == ["", "", "1 diverged"]
     places = [place for place, _ in chart.ticks]
@@ -42,8 +41,27 @@ def test_a_bad_arm_does_not_squeeze_the_others(tmp_path, data):
     assert bad.mean is None
     assert bad.beyond == (("left",) if data == "digits" else ("right",))
     assert "±" in bad.text
-    assert chart.caption.endswith("An arrow points to what lies beyond the axis.")
+    assert bad.far == bad.text.partition(" ")[0]
+    assert good.far == fair.far == ""
+    assert chart.caption.endswith("The axis is cut: an arrow points to what lies outside.")
     assert ("lower is better" in chart.title) == (data != "digits")
+
+
+def test_an_arm_that_is_only_behind_is_not_cut_off(tmp_path):
+    """Twelve points behind others that span two: their points can still be told apart."""
+    arms = {"sgd": {}, "adam": {}, "adamw": {"best": 96.6}, "nadam": {"best": 85.0}}
+    chart = read_chart(tmp_path, arms)
+    assert all(row.mean is not None and not row.beyond and not row.far for row in chart.rows)
+    assert "axis is cut" not in chart.caption
+    assert chart.rows[0].mean - chart.rows[1].mean > 2
+
+
+def test_a_cut_axis_keeps_what_is_near(tmp_path):
+    """One arm is far off, another only behind: the axis ends below the latter."""
+    arms = {"sgd": {}, "adam": {}, "adamw": {"best": 85.0}, "nadam": {"best": 40.0}}
+    *near, far = read_chart(tmp_path, arms).rows
+    assert all(row.mean is not None and not row.beyond for row in near)
+    assert (far.mean, far.beyond) == (None, ("left",))
 
 
 def test_two_arms_are_both_shown(tmp_path):

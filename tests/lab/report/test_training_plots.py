@@ -13,8 +13,8 @@ from neumann.lab.report.palette import line_style
 from neumann.lab.report.study_records import read_study
 from neumann.lab.report.training_plots import (
     plot_forces,
-    plot_metrics,
     plot_recalibration,
+    plot_score,
     plot_sensitivity,
 )
 from tests.support.fake_records import fake_comparison, fake_sweep
@@ -37,7 +37,7 @@ def drawn_parts(plot):
 
 def test_forces_leave_zeros_out(tmp_path):
     study = read_study(fake_comparison(tmp_path, {"neumann:warmup_epochs=1": {}, "sgd": {}}, 2))
-    distance, forces = plot_forces(study)
+    distance, forces = plot_forces(study, "epochs")
     assert {curve.label for curve in distance.curves} == {"neumann"}
     assert [curve.part for curve in forces.curves] == ["repulsive force", "attractive force"]
     assert all(value != 0 for curve in forces.curves for value in curve.y)
@@ -47,10 +47,11 @@ def test_forces_leave_zeros_out(tmp_path):
 
 def test_recalibrated_accuracy_appears_next_to_the_plain_one(tmp_path):
     study = read_study(fake_comparison(tmp_path / "a", {"sgd": {}}, 2, batchnorm=True))
-    plot = plot_recalibration(study)
+    plot = plot_recalibration(study, "epochs")
     assert [curve.part for curve in plot.curves] == ["plain", "recalibrated"]
     assert plot.curves[1].y[-1] == pytest.approx(plot.curves[0].y[-1] + 0.6)
-    assert plot_recalibration(read_study(fake_comparison(tmp_path / "b", {"sgd": {}}))) is None
+    other = read_study(fake_comparison(tmp_path / "b", {"sgd": {}}))
+    assert plot_recalibration(other, "epochs") is None
 
 
 def test_sensitivity_marks_choice_and_divergence(tmp_path):
@@ -87,20 +88,20 @@ def test_a_single_learning_rate_next_to_one_that_diverged_draws_without_a_warnin
 
 def test_equal_records_make_equal_pictures(tmp_path):
     study = read_study(fake_comparison(tmp_path, {"neumann": {}, "sgd": {}}, 2, epochs=2))
-    plot = plot_metrics(study, "steps")[0]
+    plot = plot_score(study, "steps")
     assert draw(plot) == draw(plot)
 
 
 def test_a_png_is_opaque(tmp_path):
     """Dark text on a transparent background could not be read in a dark viewer."""
     study = read_study(fake_comparison(tmp_path, {"sgd": {}}, 1, epochs=1))
-    png = Image.open(io.BytesIO(draw(plot_metrics(study, "steps")[0]).png))
+    png = Image.open(io.BytesIO(draw(plot_score(study, "steps")).png))
     assert png.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
 
 
 def test_text_in_pictures_is_neither_markup_nor_mathematics(tmp_path):
     study = read_study(fake_comparison(tmp_path, {name: {} for name in HOSTILE}, 1, epochs=1))
-    parts = drawn_parts(plot_metrics(study, "steps")[0])
+    parts = drawn_parts(plot_score(study, "steps"))
     assert [curve for curve, part in parts if part == "mean"] == list(HOSTILE)
 
 

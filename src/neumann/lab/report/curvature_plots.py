@@ -13,7 +13,7 @@ from typing import Any
 
 from neumann.lab.report.formatting import format_short, join_sentences
 from neumann.lab.report.palette import HOLLOW
-from neumann.lab.report.plot import Curve, Plot, Point, annotate, average_runs, trace_diverged
+from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, trace_diverged
 from neumann.lab.report.runs import ArmRuns, Reader, Run, Series, finite_values
 from neumann.lab.report.study_records import Study
 
@@ -38,7 +38,7 @@ CAPTIONS = {
 }
 
 
-def plot_curvature(study: Study) -> list[Plot]:
+def plot_curvature(study: Study, axis: Axis) -> list[Plot]:
     """Plot the extreme eigenvalues and what they imply; an empty list if no run measured any."""
     arms = study.arms
     bands = SEED_ERROR_BANDS if any(_several_seeds(arm) for arm in arms) else ERROR_BANDS
@@ -47,8 +47,11 @@ def plot_curvature(study: Study) -> list[Plot]:
         drawn = tuple(curves)
         return Plot(f"curvature-{name}", title, label, drawn, CAPTIONS[name], band_note=bands)
 
-    largest, smallest = _measured_curves(arms, "largest"), _measured_curves(arms, "smallest")
-    lr, momentum = _implied_curves(arms, "lr"), _implied_curves(arms, "momentum")
+    largest, smallest = (
+        _measured_curves(arms, axis, "largest"),
+        _measured_curves(arms, axis, "smallest"),
+    )
+    lr, momentum = _implied_curves(arms, axis, "lr"), _implied_curves(arms, axis, "momentum")
     plots = [
         make_plot("largest", "Largest eigenvalue of the Hessian, λ max", "λ max", largest),
         make_plot("smallest", "Smallest eigenvalue of the Hessian, λ min", "λ min", smallest),
@@ -56,14 +59,14 @@ def plot_curvature(study: Study) -> list[Plot]:
         make_plot("momentum", "Momentum, and μ = λ max/(|λ min| + λ max)", "μ", momentum),
     ]
     drawn = [_use_log_axis(_cut_bands(plot)) for plot in plots if plot.curves]
-    return [annotate(plot, arms, "epochs") for plot in drawn]
+    return [annotate(plot, arms, axis) for plot in drawn]
 
 
 def _several_seeds(arm: ArmRuns) -> bool:
     return len(arm.averaged) > 1 and any(run.spectra("probe") for run in arm.runs)
 
 
-def _measured_curves(arms: Sequence[ArmRuns], end: str) -> list[Curve]:
+def _measured_curves(arms: Sequence[ArmRuns], axis: Axis, end: str) -> list[Curve]:
     """Return one end of the spectrum on both batches, with its errors."""
     curves: list[Curve] = []
     for arm in arms:
@@ -72,13 +75,13 @@ def _measured_curves(arms: Sequence[ArmRuns], end: str) -> list[Curve]:
             low = _reader(batch, lambda found: found[end] - found[f"{end}_error"])
             high = _reader(batch, lambda found: found[end] + found[f"{end}_error"])
             if batch == "probe":
-                curves += trace_diverged(arm, "epochs", value)
-            curves += average_runs(arm, "epochs", value, part, (low, high))
-            curves += _unconverged_points(arm, batch, end)
+                curves += trace_diverged(arm, axis, value)
+            curves += average_runs(arm, axis, value, part, (low, high))
+            curves += _unconverged_points(arm, axis, batch, end)
     return curves
 
 
-def _implied_curves(arms: Sequence[ArmRuns], name: str) -> list[Curve]:
+def _implied_curves(arms: Sequence[ArmRuns], axis: Axis, name: str) -> list[Curve]:
     """Return the learning rate or momentum that the ends imply, and the one that was used."""
     curves: list[Curve] = []
     for arm in arms:
@@ -86,11 +89,11 @@ def _implied_curves(arms: Sequence[ArmRuns], name: str) -> list[Curve]:
         for batch, part in BATCHES:
             value = _reader(batch, lambda found: found[f"implied_{name}"])
             low, high = (_reader(batch, partial(_bound, name, lower)) for lower in (True, False))
-            implied += average_runs(arm, "epochs", value, part, (low, high))
+            implied += average_runs(arm, axis, value, part, (low, high))
         curves += implied
         if implied:
             scheduled = partial(Run.series, kind="spectrum", name=name)
-            curves += average_runs(arm, "epochs", scheduled, SCHEDULED)
+            curves += average_runs(arm, axis, scheduled, SCHEDULED)
     return curves
 
 
@@ -104,7 +107,7 @@ def _bound(name: str, lower: bool, found: Mapping[str, float]) -> float:
     return 1 / top if name == "lr" else top / (depth + top)
 
 
-def _unconverged_points(arm: ArmRuns, batch: str, end: str) -> list[Curve]:
+def _unconverged_points(arm: ArmRuns, axis: Axis, batch: str, end: str) -> list[Curve]:
     """Return the points of the mean at which some seed did not converge."""
     spectra = [item for run in arm.averaged for item in run.spectra(batch).items()]
     unsure = {step for step, found in spectra if found[f"{end}_converged"] == 0}
@@ -112,7 +115,7 @@ def _unconverged_points(arm: ArmRuns, batch: str, end: str) -> list[Curve]:
     def read(run: Run) -> Series:
         return {step: found[end] for step, found in run.spectra(batch).items() if step in unsure}
 
-    curves = average_runs(arm, "epochs", read, HOLLOW)
+    curves = average_runs(arm, axis, read, HOLLOW)
     # They have no band of their own; the line below them has one.
     return [replace(curve, low=curve.y, high=curve.y) for curve in curves]
 

@@ -2,8 +2,8 @@
 
 Tabs and the choice of a reference are radio buttons; dark mode is a media query. The templates
 escape all text (autoescape), so text from records cannot become markup. The only markup that they
-do not escape is made by `breakable` and `highlight`, which escape their text themselves, and by
-`svg`.
+do not escape is made by `breakable`, `unbroken` and `highlight`, which escape their text
+themselves, and by `svg`.
 """
 
 import re
@@ -36,6 +36,7 @@ from neumann.lab.studies.wording import CORRECTED
 
 # How many arms, and characters of their names, a legend may have to stay in view.
 STICKY_ARMS, STICKY_CHARACTERS = 6, 120
+MAX_WHOLE = 24  # characters of a word that may keep its hyphens in one line of a phone
 FEW_STEPS = 500  # up to here, curves are against steps at first
 
 
@@ -43,7 +44,9 @@ FEW_STEPS = 500  # up to here, curves are against steps at first
 class Figures:
     """Plots that share a legend and a note."""
 
-    plots: Sequence[Plot]
+    plots: Mapping[
+        Axis | None, Sequence[Plot]
+    ]  # by the axis that a reader chooses; None: no choice
     arms: Sequence[tuple[str, int]]  # name and index
     note: str = ""
 
@@ -69,7 +72,8 @@ def render_page(study: Study, artist: Artist) -> str:
 
 def render_overview(overview: Overview, artist: Artist) -> str:
     """Render the page of a study with axes; its points have charts, and PNGs of them elsewhere."""
-    plots = plot_points(overview)
+    plots, arms = plot_points(overview), overview.arms
+    legend = [(arm, index) for index, arm in enumerate(arms)]
     by_point = zip(*overview.compared.values(), strict=True)
     verdicts = [[_judge(point.study) for point in compared] for compared in by_point]
     content = {
@@ -87,8 +91,8 @@ def render_overview(overview: Overview, artist: Artist) -> str:
                 strict=True,
             )
         ],
-        "arm_names": set(overview.arms),
-        "figures": Figures(plots, [(arm, i) for i, arm in enumerate(overview.arms)], INTERVALS),
+        "arm_names": set(arms),
+        "figures": plots and Figures({None: plots}, legend, INTERVALS),
         "tables": tabulate_points(overview),
     }
     return _render("overview.html", content, artist)
@@ -111,7 +115,11 @@ def _render(template: str, content: dict[str, Any], artist: Artist) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": breakable, "highlight": highlight}
+    environment.filters |= {
+        "breakable": breakable,
+        "highlight": highlight,
+        "unbroken": unbroken,
+    }
     environment.globals |= {
         "arm_colors": ARMS,
         "part_names": PARTS,
@@ -124,8 +132,17 @@ def _render(template: str, content: dict[str, Any], artist: Artist) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Escape a name and let it break after its separators."""
-    return Markup("<wbr>").join(re.findall(r"[^:,/]+[:,/]*|[:,/]+", text))
+    """Escape a name and let it break after its separators, but not at hyphens."""
+    return Markup("<wbr>").join(map(unbroken, re.findall(r"[^:,/]+[:,/]*|[:,/]+", text)))
+
+
+def unbroken(text: str) -> Markup:
+    """Escape text and let no line break at a hyphen, as in neumann-spectral."""
+    whole = Markup('<span class="whole">{}</span>')
+    return Markup("").join(
+        whole.format(piece) if "-" in piece and len(piece) <= MAX_WHOLE else piece
+        for piece in re.split(r"(\s+)", text)
+    )
 
 
 def highlight(text: str, names: Iterable[str]) -> Markup:
@@ -153,10 +170,12 @@ def _gather(study: Study) -> dict[str, Any]:
     references = [each.rows[each.reference].arm for each in comparisons]
     verdicts = [state_verdict(replace(study, comparison=each)) for each in comparisons]
     sensitivity = training_plots.plot_sensitivity(study.sensitivities, study.search is not None)
-    recalibration = training_plots.plot_recalibration(study)
+    score_plots = {axis: training_plots.plot_score(study, axis) for axis in AXES}
+    scores = {axis: [plot] for axis, plot in score_plots.items() if plot is not None}
     metrics = {axis: training_plots.plot_metrics(study, axis) for axis in AXES}
-    metrics = _order_axes({axis: plots for axis, plots in metrics.items() if plots})
-    all_metrics = [plot for plots in metrics.values() for plot in plots]
+    axes = _order_axes({axis: [*scores.get(axis, []), *metrics[axis]] for axis in AXES})
+    first = axes[0] if axes else "epochs"
+    recalibration = training_plots.plot_recalibration(study, first)
     results = None
     if comparison is not None:
         results = result_tables.tabulate_comparison(study, comparisons)
@@ -177,24 +196,35 @@ def _gather(study: Study) -> dict[str, Any]:
         "results_note": _explain_comparison(comparison) if comparison else "",
         "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
         "sensitivity": sensitivity
-        and Figures([sensitivity], [(arm.arm, arm.index) for arm in study.sensitivities]),
+        and Figures({None: [sensitivity]}, [(a.arm, a.index) for a in study.sensitivities]),
         "trials": result_tables.tabulate_trials(study.sensitivities, study.metric),
-        "metrics": metrics,
-        "curves": _collect(study, all_metrics, _explain_curves(study, metrics)),
-        "recalibration": _collect(study, [recalibration] if recalibration else []),
-        "forces": _collect(study, training_plots.plot_forces(study)),
-        "curvature": _collect(study, plot_curvature(study)),
+        "axes": axes,
+        "score": _collect(study, _sort(scores, axes), _explain_curves(study, scores)),
+        "curves": _collect(study, _sort(metrics, axes)),
+        "recalibration": _collect(study, {None: [recalibration] if recalibration else []}),
+        "forces": _collect(study, {None: training_plots.plot_forces(study, first)}),
+        "curvature": _collect(study, {None: plot_curvature(study, first)}),
         "settings": result_tables.tabulate_settings(study),
     }
 
 
-def _collect(study: Study, plots: Sequence[Plot], note: str | None = None) -> Figures | None:
+def _collect(
+    study: Study, plots: Mapping[Axis | None, Sequence[Plot]], note: str | None = None
+) -> Figures | None:
     """Give plots a legend of the arms they show, and by default a note on bands and marks."""
-    if not plots:
+    found = [plot for of_axis in plots.values() for plot in of_axis]
+    if not found:
         return None
-    shown = {curve.label for plot in plots for curve in plot.curves}
+    shown = {curve.label for plot in found for curve in plot.curves}
     arms = [(arm.name, arm.index) for arm in study.arms if arm.name in shown]
-    return Figures(plots, arms, explain_marks(plots) if note is None else note)
+    first = next(iter(plots.values()))
+    return Figures(plots, arms, explain_marks(first) if note is None else note)
+
+
+def _sort(
+    plots: Mapping[Axis, Sequence[Plot]], axes: Sequence[Axis]
+) -> dict[Axis | None, Sequence[Plot]]:
+    return {axis: plots[axis] for axis in axes if plots.get(axis)}
 
 
 def _explain_comparison(comparison: Comparison) -> str:
@@ -211,17 +241,16 @@ def _explain_comparison(comparison: Comparison) -> str:
     return join_sentences(*sentences, "Diverged runs are counted and left out of the means.")
 
 
-def _order_axes(metrics: Mapping[Axis, list[Plot]]) -> dict[Axis, list[Plot]]:
+def _order_axes(plots: Mapping[Axis, Sequence[Plot]]) -> list[Axis]:
     """Steps first where they are few: then they are what a reader wants to save."""
-    ends = [x for plot in metrics.get("steps", []) for curve in plot.curves for x in curve.x[-1:]]
+    ends = [x for plot in plots["steps"] for curve in plot.curves for x in curve.x[-1:]]
     first: Axis = "steps" if ends and max(ends) <= FEW_STEPS else "epochs"
-    return {axis: metrics[axis] for axis in sorted(metrics, key=lambda axis: axis != first)}
+    return sorted((axis for axis in plots if plots[axis]), key=lambda axis: axis != first)
 
 
-def _explain_curves(study: Study, metrics: Mapping[Axis, Sequence[Plot]]) -> str:
+def _explain_curves(study: Study, plots: Mapping[Axis, Sequence[Plot]]) -> str:
     """Say how to read the curves, and what they leave out."""
-    first = next(iter(metrics.values()), [])
-    sentences = [explain_marks(first)]
+    sentences = [explain_marks(next(iter(plots.values()), []))]
     waiting = sum(
         run.summary is None for arm in study.arms for run in arm.runs if run not in arm.averaged
     )
@@ -236,6 +265,6 @@ def _explain_curves(study: Study, metrics: Mapping[Axis, Sequence[Plot]]) -> str
     ]
     if silent:
         sentences.append(f"No curve: {format_list(silent)} diverged before anything was recorded.")
-    if "seconds" in metrics and any(len(arm.averaged) > 1 for arm in study.arms):
+    if "seconds" in plots and any(len(arm.averaged) > 1 for arm in study.arms):
         sentences.append("Against seconds, each step is drawn at its average time over the seeds.")
     return join_sentences(*sentences)

@@ -20,7 +20,9 @@ from neumann.lab.report.runs import finite_values
 from neumann.lab.report.study_records import Study
 from neumann.lab.studies.results import ArmResult, Comparison
 
-FAR = 4  # an axis that is this many times as wide as the better half of the arms leaves some out
+# An axis that is this many times as wide as the better half of the arms would squeeze their points
+# into one, so it leaves out what lies far off.
+FAR = 10
 MAX_TICKS = 6
 ROOM = 0.04  # of the width, on each side
 LEVELS, DOT = 3, 0.6  # of small dots below a line, and the width of a dot in %
@@ -43,6 +45,7 @@ class ChartRow:
     interval: tuple[float, float] | None
     seeds: tuple[Seed, ...]
     beyond: tuple[str, ...]  # the sides on which something lies beyond the axis
+    far: str  # the mean, if it lies beyond the axis
     spoken: str  # for screen readers
 
 
@@ -87,17 +90,24 @@ def chart_result(study: Study) -> ResultChart | None:
 
 def _find_extent(row: ArmResult) -> tuple[float, float] | None:
     """Return the lowest and the highest value that the row shows."""
-    shown = finite_values(run.score for run in row.runs.values())
-    shown += [edge for edge in (row.score.low, row.score.high) if edge is not None]
+    shown = _list_values(row)
     return (min(shown), max(shown)) if shown else None
+
+
+def _list_values(row: ArmResult) -> list[float]:
+    edges = row.score.mean, row.score.low, row.score.high
+    return [
+        *finite_values(run.score for run in row.runs.values()),
+        *(edge for edge in edges if edge is not None),
+    ]
 
 
 def _choose_limits(
     comparison: Comparison, extents: Sequence[tuple[float, float] | None]
 ) -> tuple[float, float]:
-    """Fit the axis to all arms, or if bad ones would squeeze the others, to the better half.
+    """Fit the axis to all arms, or if that would squeeze the better ones, to all that are near.
 
-    The better half has at least two, because a result is a comparison.
+    The better half, which decides how near that is, has at least two: a result is a comparison.
     """
     metric = comparison.metric
     known = [
@@ -109,12 +119,13 @@ def _choose_limits(
     low, high = _span([extent for _, extent in known])
     better = known[: max(2, math.ceil(len(known) / 2))]
     best_low, best_high = _span([extent for _, extent in better])
-    width = best_high - best_low
-    if width > 0 and high - low > FAR * width:
+    reach = FAR * (best_high - best_low)
+    if 0 < reach < high - low:
+        values = [value for row in comparison.rows for value in _list_values(row)]
         if metric.higher_is_better:
-            low = max(low, best_low - width)
+            low = min(value for value in values if value >= best_high - reach)
         else:
-            high = min(high, best_high + width)
+            high = max(value for value in values if value <= best_low + reach)
     room = ROOM * (high - low) or max(abs(high) * 0.01, 1e-6)
     return low - room, high + room
 
@@ -155,6 +166,7 @@ def _place(row: ArmResult, index: int, comparison: Comparison, low: float, high:
             if low <= value <= high
         ),
         tuple(beyond),
+        "" if seen or score.mean is None else metric.format(score.mean),
         _speak(row, metric),
     )
 
@@ -198,7 +210,7 @@ def _explain(rows: Sequence[ChartRow]) -> str:
         "Large points are means, lines their 95 % intervals, small dots the seeds."
         if intervals
         else "One seed for each arm, so there are no intervals.",
-        "An arrow points to what lies beyond the axis." if beyond else "",
+        "The axis is cut: an arrow points to what lies outside." if beyond else "",
     )
 
 

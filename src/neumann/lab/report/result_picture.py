@@ -55,6 +55,17 @@ def _draw_row(axes: Axes, place: int, row: ChartRow) -> None:
     for side in row.beyond:
         at, marker = (0, "<") if side == "left" else (100, ">")
         axes.plot([at], [place], marker=marker, markersize=8, markeredgewidth=0, **beside)
+        if row.far:
+            axes.annotate(
+                row.far,
+                (at, place),
+                xytext=(8 if at == 0 else -8, 0),
+                textcoords="offset points",
+                ha="left" if at == 0 else "right",
+                va="center",
+                color=MUTED,
+                fontsize=FONT - 1,
+            )
     note = f"  ({row.note})" if row.note else ""
     axes.annotate(
         f"{row.text}{note}",

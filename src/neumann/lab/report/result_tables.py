@@ -205,10 +205,10 @@ def tabulate_settings(study: Study) -> Settings:
     """Tabulate config and environment of the runs; without runs, what the study says of them."""
     arms = study.arms
     runs = [run for arm in arms for run in arm.runs]
-    configs = {arm.name: _merge([run.config for run in arm.runs]) for arm in arms if arm.runs}
+    configs = {arm.name: _merge([run.settings for run in arm.runs]) for arm in arms if arm.runs}
     differing = [key for key in _differing_keys(configs.values()) if key not in PER_RUN]
     several = len(configs) > 1
-    shared = _merge([run.config for run in runs] or [study.settings])
+    shared = _merge([run.settings for run in runs] or [study.settings])
     shared = {key: value for key, value in shared.items() if key not in differing}
     commands = _tabulate_commands(study.commands)
     if commands is not None:  # it says the same

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from neumann.lab.contenders import Contender
+from neumann.lab.errors import UsageError
 from neumann.lab.storage import reading
 from neumann.lab.storage.run_files import RunFiles, check_lines, read_run_files
 from neumann.lab.training.checkpoints import Checkpoints
@@ -46,6 +48,16 @@ class Run:
         """Step, lr and checkpoint of a run that ended because its loss was not finite."""
         failure = (self.summary or {}).get("diverged")
         return failure if isinstance(failure, dict) else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config, with the weight decay that the optimizer's options name, if they do."""
+        try:
+            options = dict(Contender.parse(str(self.config.get("opt", ""))).arm.options)
+        except (UsageError, TypeError, ValueError):  # not an arm this version knows
+            return self.config
+        named = {key: options[key] for key in ("weight_decay",) if key in options}
+        return {**self.config, **named}
 
     @property
     def last_step(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from neumann.lab.metrics import ACCURACY
+from neumann.lab.metrics import ACCURACY, Quantity
 from neumann.lab.report.formatting import format_short, join_sentences
 from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, make_curves
 from neumann.lab.report.runs import Reader, Run, Series, finite_values, to_number
@@ -17,43 +17,56 @@ LOG_RATIO = 20  # a loss that falls by more than this factor gets a log axis
 FORCES = {"repulsive force": "repulsive_force", "attractive force": "cubic_force"}
 
 
-def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
-    """Plot score and loss on the evaluated data, the training loss and the learning rate."""
-
-    def make_plot(name: str, title: str, label: str, kind: str, key: str) -> Plot:
-        read = partial(Run.series, kind=kind, name=key)
-        curves = tuple(curve for arm in study.arms for curve in make_curves(arm, axis, read))
-        return Plot(f"{name}-{axis}", title, label, curves)
-
-    on = "on held-out data" if study.settings.get("held_out") else "on the test set"
+def plot_score(study: Study, axis: Axis) -> Plot | None:
+    """Plot what the runs are scored by, on the evaluated data."""
     metric = study.metric
-    scores = [
-        make_plot(q.key.replace("_", "-"), f"{q.name.capitalize()} {on}", q.label, "epoch", q.key)
-        for q in (metric, *metric.plotted)
-    ]
-    first = _focus_on_the_end(scores[0]) if metric.higher_is_better else _use_log_axis(scores[0])
-    label = f"loss, {metric.loss_unit}"
-    train_loss = make_plot("train-loss", "Training loss", label, "step", "train_loss")
-    rate = make_plot("learning-rate", "Learning rate", "learning rate", "step", "lr")
+    plot = _plot_evaluations(study, axis, metric)
+    if not plot.curves:
+        return None
+    plot = _focus_on_the_end(plot) if metric.higher_is_better else _use_log_axis(plot)
     target = "" if study.target is None else metric.format_target(study.target)
-    note = "Each point is the mean over the steps since the previous one."
+    return annotate(replace(plot, target=study.target, target_label=target), study.arms, axis)
+
+
+def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
+    """Plot what goes with the score: losses and the learning rate."""
+    metric = study.metric
+    label, note = (
+        f"loss, {metric.loss_unit}",
+        "Each point is the mean over the steps since the last.",
+    )
+    train_loss = _plot_lines(study, axis, "train-loss", "Training loss", label, "step/train_loss")
+    rate = _plot_lines(study, axis, "learning-rate", "Learning rate", "learning rate", "step/lr")
     plots = [
-        replace(first, target=study.target, target_label=target),
-        *map(_use_log_axis, scores[1:]),
+        *(_use_log_axis(_plot_evaluations(study, axis, each)) for each in metric.plotted),
         replace(_use_log_axis(train_loss), caption=note),
         _separate_rates(rate),
     ]
     return [annotate(plot, study.arms, axis) for plot in plots if plot.curves]
 
 
-def plot_recalibration(study: Study) -> Plot | None:
+def _plot_evaluations(study: Study, axis: Axis, quantity: Quantity) -> Plot:
+    on = "held-out data" if study.settings.get("held_out") else "the test set"
+    title, name = f"{quantity.name.capitalize()} on {on}", quantity.key.replace("_", "-")
+    return _plot_lines(study, axis, name, title, quantity.label, f"epoch/{quantity.key}")
+
+
+def _plot_lines(study: Study, axis: Axis, name: str, title: str, label: str, recorded: str) -> Plot:
+    """Plot a number that is recorded in lines of a kind, given as KIND/NAME."""
+    kind, _, key = recorded.partition("/")
+    read = partial(Run.series, kind=kind, name=key)
+    curves = tuple(curve for arm in study.arms for curve in make_curves(arm, axis, read))
+    return Plot(f"{name}-{axis}", title, label, curves)
+
+
+def plot_recalibration(study: Study, axis: Axis) -> Plot | None:
     """Plot accuracy with the running BatchNorm statistics and with recalibrated ones."""
     curves: list[Curve] = []
     for arm in study.arms:
         read = partial(Run.series, kind="epoch", name="accuracy_recalibrated")
-        if recalibrated := average_runs(arm, "epochs", read, "recalibrated"):
+        if recalibrated := average_runs(arm, axis, read, "recalibrated"):
             read = partial(Run.series, kind="epoch", name="accuracy")
-            curves += average_runs(arm, "epochs", read, "plain") + recalibrated
+            curves += average_runs(arm, axis, read, "plain") + recalibrated
     if not curves:
         return None
     plot = Plot(
@@ -64,17 +77,17 @@ def plot_recalibration(study: Study) -> Plot | None:
         "Solid: with the statistics gathered during training. Dashed: gathered again at the "
         "evaluated weights.",
     )
-    return annotate(_focus_on_the_end(plot), study.arms, "epochs")
+    return annotate(_focus_on_the_end(plot), study.arms, axis)
 
 
-def plot_forces(study: Study) -> list[Plot]:
+def plot_forces(study: Study, axis: Axis) -> list[Plot]:
     """Plot what moves Neumann besides the gradient: r = ‖w − v‖ and the two forces."""
-    distance = [curve for arm in study.arms for curve in make_curves(arm, "epochs", _read_distance)]
+    distance = [curve for arm in study.arms for curve in make_curves(arm, axis, _read_distance)]
     forces = [
         curve
         for arm in study.arms
         for part, name in FORCES.items()
-        for curve in average_runs(arm, "epochs", _force_reader(name), part)
+        for curve in average_runs(arm, axis, _force_reader(name), part)
     ]
     of_distance = "During the warm-up the average stays at the initial weights."
     of_forces = (
@@ -93,7 +106,7 @@ def plot_forces(study: Study) -> list[Plot]:
             log_y=True,
         ),
     ]
-    return [annotate(plot, study.arms, "epochs") for plot in plots if plot.curves]
+    return [annotate(plot, study.arms, axis) for plot in plots if plot.curves]
 
 
 def plot_sensitivity(sensitivities: Sequence[Sensitivity], held_out: bool) -> Plot | None:
