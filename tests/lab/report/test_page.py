@@ -239,6 +239,7 @@ def test_filters_escape_what_they_are_given():
     marked = "<b>a:<wbr>&lt;i&gt;</b> beats <b>a</b> by &lt;2&gt;."
     assert highlight("a:<i> beats a by <2>.", {"a", "a:<i>"}) == marked
     assert highlight("a < b", set()) == "a &lt; b"
+    assert highlight("between a and b: 1", {"a", "b"}) == "between <b>a</b> and <b>b</b>: 1"
 
 
 @pytest.mark.parametrize(("package", "module"), [("matplotlib", "drawing"), ("jinja2", "page")])

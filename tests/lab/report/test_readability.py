@@ -137,6 +137,18 @@ def test_names_do_not_break_at_hyphens(browser, tmp_path):
         assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_chosen_reference_can_be_read(browser, tmp_path, dark):
+    path = write_report(fake_comparison(tmp_path, {"neumann-spectral": {}, "sgd": {}}, 1, epochs=1))
+    open_page(browser, path, dark=dark)
+    label = browser.find_element("css selector", "#verdict label[for=ref-0]")
+    name = label.find_element("css selector", "span")
+    assert name.text == "neumann-spectral"
+    page = browser.find_element("css selector", "body").value_of_css_property("background-color")
+    assert name.value_of_css_property("color") == page
+    assert label.value_of_css_property("background-color") != page
+
+
 def test_columns_of_words_keep_apart_on_a_phone(browser, comparison):
     open_page(browser, comparison, width=390, height=844, phone=True)
     names = browser.find_elements("css selector", "#settings tbody th")

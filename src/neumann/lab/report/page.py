@@ -149,7 +149,7 @@ def highlight(text: str, names: Iterable[str]) -> Markup:
     """Escape a sentence and set the arms' names, which are not words, in bold."""
     # The longest first: one name may start with another.
     either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    pieces = re.split(rf"(?<!\S)({either})(?=[\s;.,]|$)", text) if either else [text]
+    pieces = re.split(rf"(?<!\S)({either})(?=[\s;.,]|: |$)", text) if either else [text]
     bold = Markup("<b>{}</b>")
     return Markup("").join(
         bold.format(breakable(piece)) if index % 2 else _keep_together(piece)
