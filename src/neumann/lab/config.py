@@ -32,7 +32,7 @@ DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (
     f"{', '.join(RECIPES)}; --opt help says what they are; with options as in "
-    "neumann:momentum=0.8,cubic=0 and, in shares of the run, neumann:warmup=2.2%,reset=4.4%"
+    "neumann-spectral:weight_decay=auto and, in shares of the run, neumann:warmup=2.2%,reset=4.4%"
 )
 SCHED_HELP = (
     "learning rate after the ramp: constant, linear, power (as (1 − t)^0.7; others as in "

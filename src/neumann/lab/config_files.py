@@ -34,7 +34,7 @@ def parse_settings(values: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
     if "arms" in given:
         arms = given["arms"]
         listed = isinstance(arms, list | tuple) and all(isinstance(arm, str) for arm in arms)
-        require(listed, f'arms must be a list, as in ["neumann", "sgd"]; got {arms!r}')
+        require(listed, f'arms must be a list, as in ["neumann-spectral", "sgd"]; got {arms!r}')
         given["arms"] = tuple(arms)
     return kind(**given)
 

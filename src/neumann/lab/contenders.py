@@ -1,6 +1,6 @@
 """The arms of a study: an optimizer with options and, if it needs them, settings of its own.
 
-    neumann:lr=0.2                            an optimizer with options
+    neumann-spectral:lr=0.03                  an optimizer with options
     sgd:lr=0.1@sched=step@batch-size=512      after each @ a setting that only this arm has
     baseline=sgd:lr=0.1@sched=step            with a name, for tables and folders
 

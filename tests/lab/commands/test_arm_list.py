@@ -20,6 +20,7 @@ def test_help_lists_the_optimizers(words, capsys, monkeypatch):
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert [line.split()[0] for line in lines[1 : len(RECIPES) + 1]] == list(RECIPES)
+    assert lines[1].startswith("neumann-spectral ")
     assert max(map(len, lines)) <= 80
     assert printed.err == ""
 

@@ -74,7 +74,7 @@ def test_arms_in_a_file_must_be_a_list(arms, tmp_path, capsys):
     file.write_text(f"arms = {arms}")
     assert main(["compare", "--config", str(file), "--output", str(tmp_path / "x")]) == 2
     errors = capsys.readouterr().err
-    assert 'arms must be a list, as in ["neumann", "sgd"]; got ' in errors
+    assert 'arms must be a list, as in ["neumann-spectral", "sgd"]; got ' in errors
     assert errors.count("\n") == 1
 
 

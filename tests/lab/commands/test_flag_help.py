@@ -97,6 +97,17 @@ def test_set_needs_a_value():
         parse_flags("study", ["study.toml", "--set"])
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_the_form_for_large_batches_comes_first(command, capsys):
+    arms = COMMANDS[command].settings().arms
+    assert arms[:2] == ("neumann-spectral", "neumann")
+    with pytest.raises(SystemExit):
+        parse_flags(command, ["--help"])
+    printed = capsys.readouterr().out
+    assert f"\nexample: neumann {command} --arms neumann-spectral " in printed
+    assert re.sub(r"\s+", " ", printed).count(f"(default: {' '.join(arms)})") == 1
+
+
 def test_no_setting_is_in_two_groups():
     names = [name for group in GROUPS.values() for name in group]
     assert len(names) == len(set(names))

@@ -14,7 +14,7 @@ HELP = "help"
 NOTES = (
     "",
     "lr is the default learning rate. Constructor options follow a colon, as in",
-    "adamw:lr=0.01,betas=(0.9,0.95)",
+    "neumann-spectral:weight_decay=auto,lr=0.03",
 )
 
 

@@ -75,14 +75,6 @@ _NORMUON_FIXED = ("adamw_lr", "adamw_betas", "adamw_wd", "maximize", "kwargs")
 _PACKAGE: dict[str, Any] = {"package": "pytorch_optimizer", "since": "4.1.0", "sharded": False}
 _INNER_LOOP: dict[str, Any] = {"decay_norms": True, "sharded": False, "inner_loop": True}
 RECIPES = {
-    "neumann": Recipe(
-        "neumann",
-        "Neumann",
-        0.2,
-        decay_norms=True,
-        rates=True,
-        about="the paper's form, Algorithm 2",
-    ),
     "neumann-spectral": Recipe(
         "neumann",
         "Neumann",
@@ -90,6 +82,14 @@ RECIPES = {
         by_role=True,
         fixed=("precondition",),
         about="for large batches; weight_decay=auto is the recipe",
+    ),
+    "neumann": Recipe(
+        "neumann",
+        "Neumann",
+        0.2,
+        decay_norms=True,
+        rates=True,
+        about="the paper's form, Algorithm 2",
     ),
     "neumann-diagonal": Recipe(
         "neumann",

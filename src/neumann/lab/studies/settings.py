@@ -28,10 +28,10 @@ ENTRY_HELP = (
 class CompareConfig(TrainingSettings):
     """Train several optimizers over the same seeds, and report how they differ."""
 
-    arms: tuple[str, ...] = ("neumann", "sgd", "rmsprop", "adam", "adamw")
-    """optimizers (--arms help lists them), each with options as in neumann:lr=0.2, settings of its
-    own as in sgd:lr=0.1@sched=step@batch-size=512, and a name as in baseline=sgd:lr=0.1; the first
-    is compared with the others"""
+    arms: tuple[str, ...] = ("neumann-spectral", "neumann", "sgd", "rmsprop", "adam", "adamw")
+    """optimizers (--arms help lists them), each with options as in neumann-spectral:lr=0.03,
+    settings of its own as in sgd:lr=0.1@sched=step@batch-size=512, and a name as in
+    baseline=sgd:lr=0.1; the first is compared with the others"""
     seeds: int = 3
     """runs of each arm; a seed gives all arms the same initial weights and data order"""
     jobs: int = 1
@@ -69,10 +69,10 @@ class SweepConfig(Settings):
     Budgets are equal, and only the final comparison sees the test set.
     """
 
-    arms: tuple[str, ...] = ("neumann", "sgd", "adamw")
+    arms: tuple[str, ...] = ("neumann-spectral", "neumann", "sgd", "adamw")
     """optimizers, with options, settings and names as for compare; one may have its own range, as
-    in adamw:lr=1e-4:1e-2:7, or take the rate chosen for another, as in neumann:cubic=0,lr=neumann
-    """
+    in adamw:lr=1e-4:1e-2:7, or take the rate chosen for another, as in
+    neumann-spectral:momentum=0.8,lr=neumann-spectral"""
     lr: str | None = None
     """learning rates to try, LOW:HIGH:COUNT in equal ratios; by default 7 around the usual one"""
     search_seeds: int = 1
