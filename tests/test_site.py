@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import neumann
-from tests.support.browser import start_browser
+from tests.support.browser import open_page, start_browser
 
 pytest.importorskip("mkdocs")  # part of the extra `dev`
 
@@ -128,6 +128,26 @@ def test_it_can_be_searched_from_a_folder(site, tmp_path):
     requests = [json.loads(message)["message"] for message in messages]
     loaded = [r["params"]["request"]["url"] for r in requests if r["method"] == SENT]
     assert [url for url in loaded if url.startswith(("http:", "https:", "ws:", "wss:"))] == []
+
+
+def test_colors_follow_the_system_until_the_reader_chooses(site, tmp_path):
+    shown = "return document.body.getAttribute('data-md-color-scheme')"
+    offered = "return [...document.querySelectorAll('.md-option + label')].map(l => l.title)"
+    click = "document.querySelector('.md-option + label:not([hidden])').click()"
+    with start_browser(tmp_path) as browser:
+        for dark, scheme in ((True, "slate"), (False, "default")):
+            open_page(browser, site / "index.html", dark=dark)
+            assert browser.execute_script(shown) == scheme
+        assert browser.execute_script(offered) == [
+            "Switch to light",
+            "Switch to dark",
+            "Switch to the system's colors",
+        ]
+        chosen = []
+        for _ in range(3):
+            browser.execute_script(click)
+            chosen.append(browser.execute_script(shown))
+        assert chosen == ["default", "slate", "default"]  # the last one is the system's
 
 
 def test_the_reference_shows_docstrings(site):
