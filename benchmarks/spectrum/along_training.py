@@ -20,16 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.common.labels import spread_labels
 from benchmarks.common.script import create_parser, write_measurements
 from benchmarks.spectrum.short_training import PROBE_EPOCH, train_with_pauses
 from neumann.lab.data import Plan, load
 from neumann.lab.models import build
+from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
 from neumann.spectrum import Hessian, extremes
 
 BATCH = 128
 PAPER_STEPS = 10
 TOLERANCE = 0.02  # of the converged runs, relative to each end
 MAX_PRODUCTS = 300
+ENDS = {"largest": "λmax", "smallest": "λmin"}
+# How both were measured, and the color of each in a figure.
+WAYS = {"few": (f"{PAPER_STEPS} Lanczos steps", ARMS[1][0]), "enough": ("converged", ARMS[0][0])}
+NAME_HEIGHT = 0.07  # of the axes: the least distance between two names
 
 
 def train_and_measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -104,32 +110,47 @@ def median_value(point: dict[str, Any], way: str, end: str) -> float:
 
 
 def plot(path: Path) -> None:
-    """Draw λ_max and λ_min, each measured in both ways, into a PNG beside the JSON file."""
+    """Draw λ_max and λ_min, each measured in both ways, into a PNG each beside the JSON file."""
+    points = json.loads(path.read_text())["points"]
+    for end, name in ENDS.items():
+        picture = path.with_name(f"{path.stem}-{end}.png")
+        draw_end(points, end, f"{name} of three mini-batches of {BATCH}", picture)
+        print(picture)
+
+
+def draw_end(points: list[dict[str, Any]], end: str, title: str, path: Path) -> None:
+    """Draw one end of the spectrum: dots are mini-batches, lines their medians, named beside."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    points = json.loads(path.read_text())["points"]
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(7, 3.9), layout="constrained")
+    axes = figure.subplots()
     epochs = [point["epoch"] for point in points]
-    ends = {"largest": "λ_max", "smallest": "λ_min"}
-    for axes, (end, title) in zip(figure.subplots(1, 2), ends.items(), strict=True):
-        for way, label, color in (
-            ("few", f"{PAPER_STEPS} Lanczos steps, as in the paper", "#d55e00"),
-            ("enough", "converged", "#0072b2"),
-        ):
-            medians = [median_value(point, way, end) for point in points]
-            axes.plot(epochs, medians, color=color, label=label)
-            dots = [(p["epoch"], b[way][end]["value"]) for p in points for b in p["batches"]]
-            axes.plot(*zip(*dots, strict=True), ".", color=color, markersize=4)
-        axes.set_xlabel("epoch")
-        axes.set_title(f"{title} of three mini-batches of {BATCH}", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
-        axes.axhline(0, color="#888888", linewidth=0.8)
-        axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path.with_suffix(".png"), dpi=160)
-    print(path.with_suffix(".png"))
+    last = {way: median_value(points[-1], way, end) for way in WAYS}
+    for way, (_, color) in WAYS.items():
+        axes.plot(epochs, [median_value(p, way, end) for p in points], color=color, linewidth=1.8)
+        dots = [(p["epoch"], b[way][end]["value"]) for p in points for b in p["batches"]]
+        axes.plot(*zip(*dots, strict=True), ".", color=color, markersize=5)
+    bottom, top = axes.get_ylim()
+    heights = spread_labels(list(last.values()), NAME_HEIGHT * (top - bottom))
+    for (way, value), height in zip(last.items(), heights, strict=True):
+        label, color = WAYS[way]
+        axes.annotate(
+            label,
+            (epochs[-1], value),
+            xytext=(epochs[-1] * 1.05, height),
+            color=color,
+            va="center",
+            annotation_clip=False,
+        )
+    axes.set_xlabel("epoch", color=INK)
+    axes.set_title(title, color=INK, loc="left", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=MUTED)
+    axes.grid(axis="y", color=GRID)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=160)
 
 
 def main() -> None:
