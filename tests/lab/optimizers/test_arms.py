@@ -88,7 +88,7 @@ def test_an_arm_is_parsed_and_formatted(text, options):
     ("text", "message"),
     [
         ("neuman", "'neuman'; did you mean neumann, neumann-spectral or neumann-diagonal?"),
-        ("zzz", "unknown optimizer 'zzz'; choose from: neumann, neumann-spectral"),
+        ("zzz", "unknown optimizer 'zzz'; choose from: neumann-spectral, neumann,"),
         ("sgd:lr", "'lr' should be key=value"),
         ("sgd:lr=1,lr=2", "names lr twice"),
         ("sgd:momentm=0.9", "unknown sgd option 'momentm'; did you mean momentum"),
