@@ -16,9 +16,8 @@ from benchmarks.contest.image_families import (
     Comparison,
     Family,
 )
-from benchmarks.contest.recipe_images import BATCH
 from benchmarks.contest.recipe_overview import average_accuracy
-from benchmarks.contest.recipe_runs import OURS
+from benchmarks.contest.recipe_runs import BATCH, OURS
 from benchmarks.contest.summary import BatchSummary, find_tested
 from neumann.lab.optimizers.arm_recipes import PRECONDITIONED
 from neumann.optim.recipe import LR

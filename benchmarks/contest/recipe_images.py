@@ -24,11 +24,10 @@ from benchmarks.common.ledger import MissingRunError, Runner
 from benchmarks.common.markdown import format_table
 from benchmarks.common.peers_table import ALIGN, HEADS, compare_with_peers
 from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
-from benchmarks.contest.recipe_runs import OURS, PEERS, RecipeTrainer, make_recipe
+from benchmarks.contest.recipe_runs import BATCH, OURS, PEERS, RecipeTrainer, make_recipe
 from benchmarks.contest.trainer import create_training_parser, open_runner
 from benchmarks.contest.tuning import FINAL_EPOCHS, count_full_epochs
 
-BATCH = 8192
 DECAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 MOMENTA = (0.3, 0.6, 0.8, 0.9)
 RUNS = 12  # of a peer's search

@@ -9,6 +9,7 @@ from neumann.lab.config import TrainConfig
 from neumann.optim.recipe import LR, RAMP
 
 OURS = "recipe"
+BATCH = 8192
 # Whom it is tested against, and where their searches start.
 PEERS: dict[str, Point] = {
     "Muon": {"lr": 0.04, "decay": 2.0, "momentum": 0.6},
