@@ -33,7 +33,6 @@ from neumann.lab.studies.statistics import (
     select_common_seeds,
 )
 
-TEXTS = {"MDN text": "language/recipe.jsonl", ".NET text": "language/recipe-dotnet.jsonl"}
 TEXT_SEEDS = range(1, 11), range(11, 21)  # of the first and the second test
 
 
@@ -61,7 +60,7 @@ def _compare_on_text(folder: Path) -> list[Comparison]:
 
 
 def _find_leads_on_text(folder: Path) -> Iterator[tuple[str, int, str, Difference]]:
-    for text, name in TEXTS.items():
+    for text, name in recipe_tests.TEXTS.items():
         ledger = Ledger(folder / name, RunKey)
         for length in recipe_tests.LENGTHS:
             task = f"{text}, {length[1]} steps"
@@ -106,7 +105,7 @@ def format_comparisons(found: list[Comparison]) -> str:
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.parse_args()
-    for name in (*TEXTS.values(), *CIFAR10, *CIFAR100):
+    for name in (*recipe_tests.TEXTS.values(), *CIFAR10, *CIFAR100):
         require_results(parser, RESULTS / name)
     print(format_comparisons(list_comparisons()))
 

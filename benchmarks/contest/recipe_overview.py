@@ -10,7 +10,6 @@ from benchmarks.common.ledger import Ledger
 from benchmarks.common.markdown import format_table
 from benchmarks.contest.entrants import ContestLedger, read_accuracy
 from benchmarks.contest.image_families import CIFAR10, CIFAR100, RECIPE_SEEDS, RESULTS
-from benchmarks.contest.recipe_comparisons import TEXTS
 from benchmarks.contest.recipe_runs import OURS
 from benchmarks.language import recipe_tests
 from benchmarks.language.language_runs import RunKey
@@ -32,7 +31,7 @@ def format_recipe(folder: Path = RESULTS) -> str:
     """Loss in nats per token, and accuracy in percent."""
     rows = []
     for text, label in ON_TEXT.items():
-        losses = average_losses(Ledger(folder / TEXTS[text], RunKey))
+        losses = average_losses(Ledger(folder / recipe_tests.TEXTS[text], RunKey))
         ours, *peers = (f"{loss:.3f}" for loss in losses)
         rows.append((label, f"**{ours}** nats", *peers))
     for name, label in ON_IMAGES.items():

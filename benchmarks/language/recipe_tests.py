@@ -6,6 +6,8 @@ from benchmarks.language.language_runs import RunKey, read_loss
 OURS = "recipe"
 MUON = "muon by norm"
 PEERS = (MUON, "adamw")
+# The ledgers by text, in the folder of results.
+TEXTS = {"MDN text": "language/recipe.jsonl", ".NET text": "language/recipe-dotnet.jsonl"}
 LENGTHS = ((65_536, 200), (32_768, 600))  # tokens per step, steps
 SEEDS = {MUON: range(11, 21), "adamw": range(1, 11)}
 

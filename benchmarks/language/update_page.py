@@ -11,10 +11,10 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.common.pages import fill_parts
+from benchmarks.language.contest_plots import draw_all, show_plots
 from benchmarks.language.contest_stages import RESULTS, LanguageContest
 from benchmarks.language.contest_state import describe_state, describe_validation
 from benchmarks.language.contest_tables import make_parts
-from benchmarks.language.draw_contest import draw_all, show_plots
 from benchmarks.language.speed_table import describe_speeds
 
 ROOT = Path(__file__).parents[2]

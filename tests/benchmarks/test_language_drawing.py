@@ -6,14 +6,14 @@ import pytest
 
 from benchmarks.common.labels import spread_labels
 from benchmarks.common.ledger import Ledger, Runner
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
-from benchmarks.language.contest_verdicts import find_verdicts
-from benchmarks.language.draw_contest import (
+from benchmarks.language.contest_plots import (
     collect_curves,
     draw_all,
     draw_losses,
     draw_savings,
 )
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
+from benchmarks.language.contest_verdicts import find_verdicts
 from benchmarks.language.language_runs import RunKey
 from tests.support.language_scores import invent, run_stages
 

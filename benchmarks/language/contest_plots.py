@@ -1,13 +1,9 @@
-"""Draw the language contest: loss against steps, and steps to equal loss against batch size.
+"""The contest's plots: loss against steps, and steps to equal loss against batch size.
 
-    python -m benchmarks.language.draw_contest results/language
-
-writes contest-loss.png and contest-saving.png into the folder, as far as the runs allow. Loss is
-that of training at the middle batch, averaged over the tested seeds. Steps to equal loss have
-bootstrap intervals of 95 %. `update_page` draws them too, and shows them on the page.
+Loss is that of training at the middle batch, averaged over the tested seeds. Steps to equal loss
+have bootstrap intervals of 95 %. What the runs do not allow yet is left out.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common.labels import spread_labels
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, RESULTS, LanguageContest
+from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
 from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.contest_verdicts import Verdict, find_verdicts
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
@@ -187,18 +183,3 @@ def _make_figure(title: str) -> tuple[Figure, Axes]:
     axes.tick_params(colors=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the ledger of all runs")
-    arguments = parser.parse_args()
-    written = draw_all(LanguageContest.read(arguments.results), arguments.folder)
-    print("\n".join(map(str, written)) or f"{arguments.results} has no tested runs to draw")
-
-
-if __name__ == "__main__":
-    main()
