@@ -58,7 +58,7 @@ def large_batch(
     schedule_calls: int = 1,
     **optimizer_options: Any,
 ) -> tuple[Neumann, LinearDecay | PowerDecay]:
-    """An optimizer and its schedule for training in few, large steps.
+    """An optimizer and its schedule for training with large batches, in few steps.
 
     Args:
         model: any module; after FSDP2 if that is used, since it replaces parameters, and before or

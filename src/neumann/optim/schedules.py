@@ -270,7 +270,7 @@ class StepDecay(_RampedSchedule):
         steps_per_epoch: optimizer steps per epoch.
         factor: what each drop multiplies the learning rate by.
         every_epochs: epochs between two drops.
-        period_steps: the same in steps; wins over the epochs. It need not be whole:
+        period_steps: the same in steps; overrides the epochs. It need not be whole:
             0.177 · total_steps makes the five drops of the paper's runs in a run of any length.
         scale: the learning rate after the ramp as a multiple of the optimizer's.
         ramp_steps: the learning rate rises over this many steps first.

@@ -11,13 +11,13 @@ from neumann.optim import modes
 _DISPLACED = (
     "the model has loaded weights since the last step, and the optimizer has now subtracted μm "
     "from them, but that μm belongs to the weights they replaced. Use weights that were saved in "
-    "evaluation mode as they are, without eval() or evaluating(). To train on from a checkpoint, "
+    "evaluation mode as they are, without eval() or evaluating(). To continue from a checkpoint, "
     "load the optimizer's state dict too. (Nothing is wrong if the weights have been put back.)"
 )
 _LOST = (
     "the weights that the model loaded in evaluation mode are gone: training mode has put back the "
     "weights w from before. Load them in training mode, outside of evaluating(); with a trainer, "
-    "build a new one to train on from them."
+    "build a new one to continue from them."
 )
 
 

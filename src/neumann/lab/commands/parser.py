@@ -45,7 +45,7 @@ COMMANDS = {  # as in `summaries`
     "report": Command(report.ReportConfig, report.run),
     "demo": Command(demo.DemoConfig, demo.run),
 }
-CONFIG_HELP = "read defaults from a TOML file of flags, or a JSON file a run wrote"
+CONFIG_HELP = "read defaults from a TOML file of flags, or the JSON settings of a run or study"
 ALLOW_CODE_HELP = "run this code if a file or a run's folder names it"
 NO_CONFIG = ("study", "report")  # commands without --config
 RUN_CODE = ("train", "compare", "sweep", "study", "spectrum")  # commands that take --allow-code

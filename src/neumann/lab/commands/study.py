@@ -49,7 +49,7 @@ class StudyConfig:
     jobs: int = 1
     """runs trained side by side; on a GPU, they share it"""
     seconds: float | None = None
-    """start no run after this many seconds; run the same command again to continue"""
+    """start no new run after this many seconds; run the same command again to continue"""
     search_only: bool = False
     """choose the learning rates and stop before the test; without it, the same command goes on"""
     allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code

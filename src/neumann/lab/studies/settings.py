@@ -37,7 +37,7 @@ class CompareConfig(TrainingSettings):
     jobs: int = 1
     """runs trained side by side"""
     seconds: float | None = None
-    """start no run after this many seconds; run the same command again to continue"""
+    """start no new run after this many seconds; run the same command again to continue"""
 
     def check(self) -> None:
         super().check()
@@ -78,13 +78,13 @@ class SweepConfig(Settings):
     search_seeds: int = 1
     """runs of each learning rate in the search"""
     search_epochs: int | None = None
-    """epochs of each run in the search; by default --epochs. An arm's own epochs win over both"""
+    """epochs of each run in the search; by default --epochs. An arm's own epochs override both"""
     seeds: int = 3
     """runs of each optimizer in the final comparison"""
     jobs: int = 1
     """runs trained side by side"""
     seconds: float | None = None
-    """start no run after this many seconds; run the same command again to continue"""
+    """start no new run after this many seconds; run the same command again to continue"""
 
     def check(self) -> None:
         """Check everything but the ranges of --lr."""
