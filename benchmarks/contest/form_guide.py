@@ -34,7 +34,7 @@ GUIDE = {
         '**diagonal**: `precondition="diagonal"`',
         "where matrices cannot be orthogonalized",
         f"{PRECONDITIONED['diagonal'].lr:g}",
-        "a short rise, then linear to 0; 1",
+        "a short rise, then linear to 0; decay 1",
     ),
     "Neumann (paper)": (
         "**paper**: `Neumann(params, lr)`",

@@ -52,9 +52,7 @@ def show_plots(contest: LanguageContest, folder: str) -> str:
         caption = (
             f"*Training loss against steps at {MIDDLE:,} tokens per step, the best setting of "
         )
-        caption += (
-            "each on the validation set, mean over its tested seeds. Beside each name stands "
-        )
+        caption += "each on the validation set, mean over its tested seeds. Next to each name is "
         caption += "its test loss.*"
         parts += [f"![{alt}]({folder}/{LOSS})", caption]
     if verdicts := collect_savings(contest):

@@ -56,7 +56,7 @@ def _describe_outcome(verdicts: Sequence[Verdict]) -> str:
 def _judge(verdict: Verdict) -> str:
     mean, p = verdict.lead.mean, verdict.p
     if mean is None or p is None or p >= SIGNIFICANT:
-        return "neither ahead of nor behind"
+        return "not significantly different from"
     return "ahead of" if mean > 0 else "behind"
 
 
@@ -79,15 +79,18 @@ def describe_validation(contest: LanguageContest) -> str:
         short, long = (contest.find_best_loss(OURS, *length) for length in (middle, LONGER))
     except MissingRunError:
         return ""
+    peers = list(dict.fromkeys(peer for _, peer in leads.values()))
+    same = len(peers) == 1
     listed = [
-        f"{lead:+.4f} nats over {peer} at {batch:,} tokens per step".replace("-", "−")
+        f"{lead:+.4f}{'' if same else f' over {peer}'} at {batch:,}".replace("-", "−")
         for (batch, _), (lead, peer) in leads.items()
     ]
     text = "In the searches (validation set, one seed), the lead of our best setting over that of "
-    text += f"the best peer is {_join(listed)}."
+    text += f"the best peer{f', {peers[0]},' if same else ''} is, in nats, {_join(listed)} tokens "
+    text += "per step."
     gains = [lead for lead, _ in leads.values()]  # from many steps to few
     if gains == sorted(gains):
-        text += " It is the larger the fewer the steps."
+        text += " The fewer the steps, the larger the lead."
     lead, fall = leads[middle][0], short - long
     if not fall > 0:
         return text

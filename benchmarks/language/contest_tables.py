@@ -78,9 +78,9 @@ def describe_verdict(verdict: Verdict) -> str:
     who = ("our worse setting", "the better one of ") if verdict.primary else ("ours", "")
     text = f"At {place}, {who[0]} is {word} {who[1]}{NAMES[verdict.peer]} by "
     text += f"{abs(lead.mean):.4f} nats (n {lead.n}{between}, {p})"
-    text += ", which is within the noise." if level else "."
+    text += ", which is not significant." if level else "."
     if lead.diverged_b:
-        text += f" But {lead.diverged_b} of our runs diverged, so this is no lead."
+        text += f" But {lead.diverged_b} of our runs diverged, so this does not count."
     if lead.diverged_a:
         text += f" {lead.diverged_a} runs of the peer diverged and are left out."
     return f"{text} {_describe_saving(verdict.saving)}".strip()

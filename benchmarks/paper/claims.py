@@ -167,9 +167,9 @@ CLAIMS = (
         "`studies/paper/shorter-runs.toml`: Neumann for 70, 80, 90 and 100 % of the epochs, the "
         "baselines in whole runs, each with its whole schedule; the length at which Neumann is as "
         "accurate as a baseline, interpolated",
-        "Supported if Neumann saves steps beside both baselines, that is if it is ahead of them at "
-        "equal length. The claimed effect is 10 % of the steps: not supported if Neumann is behind "
-        "one of them at 90 % of the length.",
+        "Supported if Neumann saves steps compared with both baselines, that is if it is ahead of "
+        "them at equal length. The claimed effect is 10 % of the steps: not supported if Neumann "
+        "is behind one of them at 90 % of the length.",
         tuple(
             StepsSaved(_shortened(), Source("shorter-runs", baseline), SAVED)
             for baseline in BASELINES
@@ -210,7 +210,8 @@ CLAIMS = (
         "The cost of Adam",
         "A step takes the computation and the memory of Adam.",
         "section 4",
-        "`python -m benchmarks.step.time_optimizers`, four networks on an H200",
+        "`python -m benchmarks.step.time_optimizers`, two networks and two synthetic sets of "
+        "tensors, on an H200",
         "Supported if the fused step takes no more time and state than torch's fused Adam, to 1 %.",
         measure=compare_cost_with_adam,
         limits="Our implementation, not the authors'. [Cost](cost.md) has all rows.",
@@ -410,12 +411,12 @@ CLAIMS = (
         "The smallest eigenvalue tends to zero",
         "The most negative eigenvalue goes to zero along training.",
         "appendix A, Figure 4",
-        "the same runs of `python -m benchmarks.spectrum.along_training`, with Lanczos runs that "
-        "have converged instead of ten steps",
+        "the same runs of `python -m benchmarks.spectrum.along_training`, with Lanczos runs to "
+        "convergence instead of ten steps",
         "Supported if, at a constant learning rate and over at least three seeds, its magnitude "
-        "falls by half or more over the last two thirds of every run, by a line; not supported if "
-        "it falls by less in every run. The run that we have lets the learning rate fall to zero, "
-        "and cannot decide.",
+        "falls by half or more over the last two thirds of every run, on a fitted line; not "
+        "supported if it falls by less in every run. The run that we have lets the learning rate "
+        "fall to zero, and cannot decide.",
         measure=follow_smallest,
         limits="One network, runs of ten epochs. In the run that we have, it goes down relative to "
         "λmax, which is what the paper's μ needs.",
@@ -446,7 +447,7 @@ CLAIMS = (
             "the same error",
         ),
         limits="The shift does help the power method, and the shifted matrix does have λmin at "
-        "the end of largest magnitude. λmin itself can be had: it takes more steps, not a shift.",
+        "the end of largest magnitude. To find λmin takes more steps, not a shift.",
     ),
     Claim(
         21,
@@ -456,7 +457,7 @@ CLAIMS = (
         "section 2.2",
         "tests, in float64: `tests/theory/test_idealized.py` (exact on quadratics) and "
         "`tests/spectrum/operators/test_finite_differences.py` (networks)",
-        "Supported if the tests hold it.",
+        "Supported if the tests confirm it.",
         measure=state(
             Verdict.SUPPORTED, "exact on quadratics, to second order in the step elsewhere"
         ),
@@ -474,7 +475,7 @@ CLAIMS = (
             "2 by every term",
         ),
         limits="Between resets Algorithm 2 is the inner loop whose weights move with every term. "
-        "That is a different iteration, and not a worse one: the algorithm itself is well defined.",
+        "That is a different iteration. Which one trains better is another question.",
     ),
     Claim(
         23,
@@ -482,8 +483,8 @@ CLAIMS = (
         "Larger batches suit the method: its advantage over SGD grows with the batch.",
         "section 3.2",
         "`studies/paper/small-batch.toml` (128) and `studies/paper/scaling.toml`: the difference "
-        "to Nesterov SGD by batch size",
-        "Supported if the difference grows from 128 to 2,048, by a line through all batches for "
+        "from Nesterov SGD by batch size",
+        "Supported if the difference grows from 128 to 2,048, on a line fitted to all batches for "
         "each seed; the claimed effect is at least 0.2 points.",
         (AdvantageByBatch(_by_batch("neumann"), _by_batch("nesterov")),),
     ),

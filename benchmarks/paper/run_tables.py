@@ -60,7 +60,7 @@ def tabulate_main(results: Results) -> str:
             spread = f"{stdev(scores):.2f}" if len(scores) > 1 else ""
             loss = f"{fmean(run['train_loss'] for run in ended):.4f}" if ended else ""
             rates = {f"{run['lr']:g}" for run in runs.values() if "lr" in run}
-            lr = " and ".join(sorted(rates)) or "diverged at all"
+            lr = " and ".join(sorted(rates)) or "diverged at every rate"
             cells = (name, shown, format_score(runs), spread, loss, lr, str(len(ended)))
             rows.append(cells)
     heads = ("data", "arm", "test accuracy, %", "deviation", "training loss", "lr", "n")

@@ -40,7 +40,7 @@ class Row:
     verdict: Verdict
     figure: str  # the result that decides, in words
     details: tuple[str, ...] = ()  # all results
-    beside: tuple[str, ...] = ()  # results without a part in the verdict
+    beside: tuple[str, ...] = ()  # results that are not part of the verdict
     notes: tuple[str, ...] = ()  # about the runs
     weak: bool = False  # corrected over all claims, p is not below 0.05
 
@@ -92,7 +92,7 @@ def _judge_tests(
     if verdict is Verdict.NOT_SUPPORTED:
         figure += " against the claimed effect"
     if len(found) > 1:
-        figure += f" (the one that decides, of {len(found)})"
+        figure += f" (the decisive one of {len(found)})"
     if verdict is Verdict.SMALLER and smallest is not weakest:
         figure += f"; smaller than claimed: {smallest.label}: {smallest.figure}"
     details = _describe(found)
@@ -262,7 +262,7 @@ def format_section(row: Row) -> str:
     ]
     lines += [f"    - {detail}" for detail in row.details if len(row.details) > 1]
     if row.beside:
-        lines += ["- **Beside it**, without a part in the verdict:"]
+        lines += ["- **Also measured**, not part of the verdict:"]
         lines += [f"    - {detail}" for detail in row.beside]
     lines += [f"- **Note:** {claim.limits}"] if claim.limits else []
     lines += [f"- **About the runs:** {note}." for note in row.notes]

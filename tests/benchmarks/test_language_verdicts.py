@@ -77,8 +77,8 @@ def test_words_for_other_outcomes():
     behind = describe(-0.03, 0.01, Saving(-0.04, -0.05, -0.03, 0.2, 10))
     assert "is behind the better one of SOAP by 0.0300 nats" in behind
     assert "needs 4.0 % more steps for the peer's loss (95 % interval 3.0 to 5.0 %" in behind
-    assert "within the noise" not in behind
-    assert "within the noise" in describe(0.003, 0.4)
+    assert "not significant" not in behind
+    assert "not significant" in describe(0.003, 0.4)
     least = describe(0.1, 1e-6, Saving(0.2, 0.05, 0.2, 0.2, 10))
     assert "saves 20 % of the steps or more (95 % interval from 5.0 %, n 10)." in least
     assert "15.0 to 20.0 % or more" in describe(0.1, 1e-6, Saving(0.18, 0.15, 0.2, 0.2, 10))
@@ -225,7 +225,7 @@ def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
     (verdict, *_) = contest_verdicts.find_verdicts(contest)
     assert (verdict.lead.n, verdict.lead.diverged_b) == (7, 3)
     assert verdict.p == 1.0
-    assert "But 3 of our runs diverged, so this is no lead." in describe_verdict(verdict)
+    assert "But 3 of our runs diverged, so this does not count." in describe_verdict(verdict)
     assert verdict.saving.n == 2
 
 

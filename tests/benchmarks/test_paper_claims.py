@@ -197,8 +197,8 @@ def test_results_beside_a_claim_have_no_part_in_its_verdict(study, tmp_path):
     assert (row.verdict, row.figure) == (alone.verdict, alone.figure)
     assert row.beside == ("one: base − neumann: −1.30 [−1.69, −0.91] points, n = 5",)
     section = format_section(row)
-    assert "- **Beside it**, without a part in the verdict:\n    - one: base − neumann" in section
-    assert "Beside it" not in format_section(alone)
+    assert "- **Also measured**, not part of the verdict:\n    - one: base − neumann" in section
+    assert "Also measured" not in format_section(alone)
 
 
 def test_where_the_runs_come_from_is_said(study, tmp_path):
