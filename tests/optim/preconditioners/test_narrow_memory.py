@@ -110,6 +110,24 @@ def test_a_resumed_run_rounds_as_the_run_would_have(form):
     assert all(map(torch.equal, past_of(resumed), past_of(expected)))
 
 
+def in_channels_last(seed):
+    """A network whose layout changes after the optimizer has made its state."""
+    model = network(seed)
+    optimizer = Neumann(model.named_parameters(), lr=0.01, **CLOCK, **NARROW)
+    return model.to(memory_format=torch.channels_last), optimizer
+
+
+def test_so_does_one_whose_weights_have_got_another_layout():
+    complete, _ = trained(12, *in_channels_last(0))
+    model, optimizer = trained(5, *in_channels_last(0))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again, resumed = in_channels_last(1)
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    trained(7, again, resumed, first=5)
+    assert torch.equal(weights(again), weights(complete))
+
+
 def test_copies_are_rounded_alike_whatever_stands_beside_them():
     """As replicas beside shards that differ in size."""
     found = []

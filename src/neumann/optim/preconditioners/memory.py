@@ -92,7 +92,12 @@ def load_memory(state: dict[str, Any], p: Tensor, group: Mapping[str, Any]) -> N
         value = loaded.get(key)
         if value is not None:
             tensor = getattr(value, "tensor", value)  # inside checkpoint.Exact
-            local_part(fresh).copy_(local_part(place_like(tensor, fresh)))
+            placed = place_like(tensor, fresh)
+            if not is_dtensor(fresh) and placed.shape == fresh.shape:
+                # Its own layout, not the parameter's, which may be another since `Module.to`: the
+                # noise of `narrow_memory` follows the layout, and a resumed run needs the same.
+                fresh = torch.empty_like(placed, dtype=fresh.dtype, device=fresh.device)
+            local_part(fresh).copy_(local_part(placed))
         state[key] = fresh
 
 
