@@ -17,7 +17,7 @@ from neumann.optim.tensors import Tensors
 def agree_on_skipping(
     groups: Sequence[Tensors],
     store: StateStore,
-    found: Tensor | None,
+    found: Tensor | int | None,
     reduce: Callable[[Tensor | None], Tensor | None] | None,
     replicas: Any = None,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -26,7 +26,8 @@ def agree_on_skipping(
     Args:
         groups: the tensors of this step.
         store: holds the option `skip_nonfinite`.
-        found: the flag that a GradScaler has set on this process, if there is one.
+        found: the flag that a GradScaler has set on this process, if there is one; the number 0 if
+            there are no gradients.
         reduce: adds the flag up over all processes; None if parameters are not sharded.
         replicas: the process group that trains copies of the parameters, if the user has named it;
             its processes share a scaler's flag. None for all processes.
@@ -36,13 +37,14 @@ def agree_on_skipping(
         skipped steps, which `StateStore.count_skipped` does when the step is taken.
     """
     checks = store.groups[0]["skip_nonfinite"]
-    flag = None
-    if checks:
-        # Where the parameters are: not every process group takes tensors from elsewhere.
-        flag = find_nonfinite(groups, store.scalars[DISTANCE].device)
+    # Where the parameters are: not every process group takes tensors from elsewhere.
+    device = store.scalars[DISTANCE].device
+    flag = find_nonfinite(groups, device) if checks else None
+    if isinstance(found, int):
+        found = torch.tensor(found, device=device)
     if found is not None and (reduce is not None or replicas is not None):
         # A scaler may have found it on this process alone, and then the others would wait.
-        own = torch.as_tensor(found).ne(0).to(store.scalars[DISTANCE].device, torch.int64)
+        own = found.ne(0).to(device, torch.int64)
         flag = own.reshape(()) if flag is None else flag + own.reshape(())
         found = None
     if reduce is not None:

@@ -63,6 +63,21 @@ def test_a_skipped_step_advances_nothing(implementation, unscale):
         assert scaler.get_scale() != 64.0
 
 
+@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+@pytest.mark.parametrize("skip_nonfinite", [False, True])
+def test_a_scaled_step_without_gradients_is_taken(implementation, skip_nonfinite):
+    """The scaler's flag is the number 0 then."""
+    with implementation_of(implementation) as flags:
+        parameters = network().parameters()
+        optimizer = Neumann(parameters, skip_nonfinite=skip_nonfinite, **OPTIONS, **flags)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler.scale(torch.zeros(()))  # which makes it ready
+        with pytest.warns(UserWarning, match="found no gradient at all"):
+            scaler.step(optimizer)
+        assert optimizer.diagnostics().step == 1
+        assert optimizer.diagnostics().skipped == 0
+
+
 def test_autocast():
     """bfloat16 inside the model; weights, state and gradients stay float32."""
     exact = trained_alone(dtype=torch.float32)
