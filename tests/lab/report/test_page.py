@@ -16,7 +16,7 @@ from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.results import read_comparison
 from neumann.lab.studies.settings import CompareConfig
 from tests.lab.report.test_training_plots import HOSTILE
-from tests.support.fake_records import fake_comparison, fake_run, fake_sweep
+from tests.support.fake_records import fake_comparison, fake_run, fake_study, fake_sweep
 
 pytestmark = pytest.mark.slow
 
@@ -267,3 +267,19 @@ def test_several_p_values_come_with_a_note(tmp_path, quick):
     page = read_page(write_report(fake_comparison(tmp_path / "b", arms)))
     assert note not in page.text
     assert "top-5" not in page.text  # of runs that did not record it
+
+
+def test_so_do_those_with_another_reference_than_the_first(tmp_path, quick):
+    """The first has diverged, so it has no p values."""
+    arms = {"neumann": {"diverged_seeds": (0, 1, 2)}, "sgd": {}, "adam": {}, "adamw": {}}
+    page = read_page(write_report(fake_comparison(tmp_path, arms)))
+    assert "The p values are corrected for several comparisons by Holm's method;" in page.text
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_p_values_at_a_point_come_with_a_note(tmp_path, quick, count):
+    arms = dict([("neumann", {}), ("sgd", {}), ("adam", {})][:count])
+    names = ["batch_size=64", "batch_size=1024"]
+    page = read_page(write_report(fake_study(tmp_path / "x", arms, names)))
+    note = "At each point, p values are corrected for several comparisons by Holm's method;"
+    assert (note in page.text) == (count == 3)

@@ -76,6 +76,8 @@ def render_overview(overview: Overview, artist: Artist) -> str:
     legend = [(arm, index) for index, arm in enumerate(arms)]
     by_point = zip(*overview.compared.values(), strict=True)
     verdicts = [[_judge(point.study) for point in compared] for compared in by_point]
+    points = [point for compared in overview.compared.values() for point in compared]
+    tests = [point.comparison.p_value_count for point in points if point.comparison]
     content = {
         "version": neumann.__version__,
         "name": overview.name,
@@ -94,6 +96,7 @@ def render_overview(overview: Overview, artist: Artist) -> str:
         "arm_names": set(arms),
         "figures": plots and Figures({None: plots}, legend, INTERVALS),
         "tables": tabulate_points(overview),
+        "tables_note": f"At each point, {CORRECTED}." if max(tests, default=0) > 1 else "",
     }
     return _render("overview.html", content, artist)
 
@@ -193,7 +196,7 @@ def _gather(study: Study) -> dict[str, Any]:
         "verdicts": verdicts or [state_verdict(study)],
         "chart": chart_result(study),
         "results": results,
-        "results_note": _explain_comparison(comparison) if comparison else "",
+        "results_note": _explain_comparison(comparisons) if comparisons else "",
         "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
         "sensitivity": sensitivity
         and Figures({None: [sensitivity]}, [(a.arm, a.index) for a in study.sensitivities]),
@@ -227,14 +230,16 @@ def _sort(
     return {axis: plots[axis] for axis in axes if plots.get(axis)}
 
 
-def _explain_comparison(comparison: Comparison) -> str:
+def _explain_comparison(comparisons: Sequence[Comparison]) -> str:
+    """Say how to read the numbers of a comparison, given once for each reference."""
+    comparison = comparisons[0]
     sentences = ["Intervals are 95 % confidence intervals of the means, by Student’s t."]
     if len(comparison.rows) > 1:
         sentences.append(
             "Differences are paired by seed, which gives both arms the same initial weights and "
             "data order; a positive one means that the reference is ahead."
         )
-    if comparison.p_value_count > 1:
+    if any(each.p_value_count > 1 for each in comparisons):  # not with one that diverged
         sentences.append(f"The {CORRECTED}.")
     if comparison.target is not None:
         sentences.append("Steps and epochs to the target are means over the seeds that reached it.")
