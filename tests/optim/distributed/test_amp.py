@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from neumann import Neumann
-from tests.support.oracle_runs import IMPLEMENTATIONS
+from tests.support.oracle_runs import FUSED, IMPLEMENTATIONS
 from tests.support.small_training import (
     OPTIONS,
     STEPS,
@@ -63,7 +63,7 @@ def test_a_skipped_step_advances_nothing(implementation, unscale):
         assert scaler.get_scale() != 64.0
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "triton"])
+@pytest.mark.parametrize("implementation", FUSED)
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
 def test_a_scaled_step_without_gradients_is_taken(implementation, skip_nonfinite):
     """The scaler's flag is the number 0 then."""
