@@ -7,8 +7,12 @@ RULES = {"l": "---", "r": "--:"}
 
 
 def format_table(heads: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    """A table whose columns are aligned left ("l") or right ("r"), as in `align="lrr"`."""
-    lines = [heads, [RULES[side] for side in align], *rows]
+    """A table whose columns are aligned left ("l") or right ("r"), as in `align="lrr"`.
+
+    The cells that a row lacks at its end are empty.
+    """
+    padded = ([*row, *[""] * (len(heads) - len(row))] for row in rows)
+    lines = [heads, [RULES[side] for side in align], *padded]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 

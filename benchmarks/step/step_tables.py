@@ -34,7 +34,7 @@ def format_peers(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([NETWORKS[row["case"]].title, row["name"]])
         if "error" in row:
-            cells[-1] += [row["error"], *[""] * (len(heads) - 3)]
+            cells[-1].append(row["error"])
             continue
         for clock in ("wall", "gpu"):
             found = row[f"{clock}_quartiles_ms"]
@@ -57,7 +57,7 @@ def format_shares(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([row["part"]])
         if "error" in row:
-            cells[-1] += [row["error"], *[""] * (len(heads) - 2)]
+            cells[-1].append(row["error"])
             continue
         for clock in ("wall", "gpu"):
             for found, factor in ((f"{clock}_quartiles_ms", 1), (f"{clock}_share_quartiles", 100)):

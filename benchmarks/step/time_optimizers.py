@@ -89,7 +89,7 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([row["name"]])
         if "error" in row:
-            cells[-1] += [row["error"], *[""] * (len(heads) - 2)]
+            cells[-1].append(row["error"])
             continue
         for key in ("wall_ms", "gpu_ms"):
             cells[-1].append(format_cell(row[key], "{:.3f}"))

@@ -47,11 +47,8 @@ def plot_curvature(study: Study, axis: Axis) -> list[Plot]:
         drawn = tuple(curves)
         return Plot(f"curvature-{name}", title, label, drawn, CAPTIONS[name], band_note=bands)
 
-    largest, smallest = (
-        _measured_curves(arms, axis, "largest"),
-        _measured_curves(arms, axis, "smallest"),
-    )
-    lr, momentum = _implied_curves(arms, axis, "lr"), _implied_curves(arms, axis, "momentum")
+    largest, smallest = (_measured_curves(arms, axis, end) for end in ("largest", "smallest"))
+    lr, momentum = (_implied_curves(arms, axis, name) for name in ("lr", "momentum"))
     plots = [
         make_plot("largest", "Largest eigenvalue of the Hessian, λ max", "λ max", largest),
         make_plot("smallest", "Smallest eigenvalue of the Hessian, λ min", "λ min", smallest),

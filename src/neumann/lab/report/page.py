@@ -44,9 +44,7 @@ FEW_STEPS = 500  # up to here, curves are against steps at first
 class Figures:
     """Plots that share a legend and a note."""
 
-    plots: Mapping[
-        Axis | None, Sequence[Plot]
-    ]  # by the axis that a reader chooses; None: no choice
+    plots: Mapping[Axis | None, Sequence[Plot]]  # by the axis to choose; None: there is no choice
     arms: Sequence[tuple[str, int]]  # name and index
     note: str = ""
 

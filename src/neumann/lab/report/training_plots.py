@@ -31,12 +31,11 @@ def plot_score(study: Study, axis: Axis) -> Plot | None:
 def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
     """Plot what goes with the score: losses and the learning rate."""
     metric = study.metric
-    label, note = (
-        f"loss, {metric.loss_unit}",
-        "Each point is the mean over the steps since the last.",
-    )
-    train_loss = _plot_lines(study, axis, "train-loss", "Training loss", label, "step/train_loss")
-    rate = _plot_lines(study, axis, "learning-rate", "Learning rate", "learning rate", "step/lr")
+    label = f"loss, {metric.loss_unit}"
+    note = "Each point is the mean over the steps since the last."
+    read_loss, read_rate = (partial(Run.series, kind="step", name=n) for n in ("train_loss", "lr"))
+    train_loss = _plot_runs(study, axis, read_loss, "train-loss", "Training loss", label)
+    rate = _plot_runs(study, axis, read_rate, "learning-rate", "Learning rate", "learning rate")
     plots = [
         *(_use_log_axis(_plot_evaluations(study, axis, each)) for each in metric.plotted),
         replace(_use_log_axis(train_loss), caption=note),
@@ -48,13 +47,12 @@ def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
 def _plot_evaluations(study: Study, axis: Axis, quantity: Quantity) -> Plot:
     on = "held-out data" if study.settings.get("held_out") else "the test set"
     title, name = f"{quantity.name.capitalize()} on {on}", quantity.key.replace("_", "-")
-    return _plot_lines(study, axis, name, title, quantity.label, f"epoch/{quantity.key}")
+    read = partial(Run.series, kind="epoch", name=quantity.key)
+    return _plot_runs(study, axis, read, name, title, quantity.label)
 
 
-def _plot_lines(study: Study, axis: Axis, name: str, title: str, label: str, recorded: str) -> Plot:
-    """Plot a number that is recorded in lines of a kind, given as KIND/NAME."""
-    kind, _, key = recorded.partition("/")
-    read = partial(Run.series, kind=kind, name=key)
+def _plot_runs(study: Study, axis: Axis, read: Reader, name: str, title: str, label: str) -> Plot:
+    """Plot a recorded number of every arm."""
     curves = tuple(curve for arm in study.arms for curve in make_curves(arm, axis, read))
     return Plot(f"{name}-{axis}", title, label, curves)
 
