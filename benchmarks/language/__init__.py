@@ -9,8 +9,9 @@ narrow networks to wide ones?), `recipe_untuned` (is the recipe as good as peers
 Helpers: `language_arms` (optimizers by role), `language_variants` (the leads on top of them),
 `lead_preconditioners` (their P), `output_preconditioners` (those of the output layer),
 `step_wrappers` (what they do around a step), `search_space` (what is tuned), `language_runs` (one
-run), `contest_stages` (all runs of the contest), `finalists` (who is tested), `contest_verdicts`
-(who is ahead), `contest_tables` (the same in tables and sentences), `contest_plots`,
-`contest_state` (how far the contest is, and what its searches say), `recipe_tests` (who the untuned
-recipe was tested against), `speed_table` (tokens per second).
+run), `contest_rules` (who takes part, how long, how often), `contest_searches` (the runs that
+choose settings), `contest_stages` (those that test them, and all in order), `finalists` (who is
+tested), `contest_verdicts` (who is ahead), `contest_tables` (the same in tables and sentences),
+`contest_plots`, `contest_state` (how far the contest is, and what its searches say), `recipe_tests`
+(who the untuned recipe was tested against), `speed_table` (tokens per second).
 """

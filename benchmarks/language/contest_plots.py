@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.common.labels import spread_labels
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, OURS, LanguageContest
+from benchmarks.language.contest_rules import LENGTHS, MIDDLE, OURS, make_key
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.contest_verdicts import Verdict, find_verdicts
 from neumann.lab.report.palette import ARMS, GRID, INK, MUTED
@@ -86,7 +87,7 @@ def collect_curves(contest: LanguageContest) -> list[Curve]:
         compared = OURS, contest.find_peer(MIDDLE, steps)
         for arm in dict.fromkeys((*compared, "adamw")):
             best = contest.list_finalists(arm, MIDDLE, steps)[0]
-            runs = contest.ledger.find_seeds(contest.make_key("test", MIDDLE, steps, best, 0))
+            runs = contest.ledger.find_seeds(make_key("test", MIDDLE, steps, best, 0))
             found = [run for run in runs.values() if run["loss"] is not None]
             if found:
                 losses = np.array([run["losses"] for run in found], float).mean(0)  # None: NaN

@@ -4,14 +4,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language.contest_stages import (
-    LENGTHS,
-    LONGER,
-    MIDDLE,
-    OURS,
-    TESTS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LENGTHS, LONGER, MIDDLE, OURS
+from benchmarks.language.contest_stages import TESTS, LanguageContest
 from benchmarks.language.contest_tables import NAMES
 from benchmarks.language.contest_verdicts import (
     LEAST_SAVING,
@@ -71,12 +65,13 @@ def describe_validation(contest: LanguageContest) -> str:
     A guess at the saving takes the loss as a straight line in the logarithm of the steps.
     """
     middle, leads = (MIDDLE, LENGTHS[MIDDLE]), {}
+    find_best_loss = contest.searches.find_best_loss
     try:
         for length in LENGTHS.items():
             peer = contest.find_peer(*length)
-            ours, theirs = (contest.find_best_loss(arm, *length) for arm in (OURS, peer))
+            ours, theirs = (contest.searches.find_best_loss(arm, *length) for arm in (OURS, peer))
             leads[length] = theirs - ours, NAMES[peer]
-        short, long = (contest.find_best_loss(OURS, *length) for length in (middle, LONGER))
+        short, long = (find_best_loss(OURS, *length) for length in (middle, LONGER))
     except MissingRunError:
         return ""
     peers = list(dict.fromkeys(peer for _, peer in leads.values()))

@@ -4,15 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.common.ledger import MissingRunError, Run
 from benchmarks.common.markdown import format_difference, format_table
-from benchmarks.language.contest_stages import (
-    LENGTHS,
-    LONGER,
-    MUON,
-    OTHERS,
-    OURS,
-    ROWS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LENGTHS, LONGER, MUON, OTHERS, OURS, ROWS, make_key
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_verdicts import (
     LEAST_SAVING,
     SIGNIFICANT,
@@ -146,10 +139,10 @@ def _format_settings(contest: LanguageContest) -> str:
     for batch, steps in (*LENGTHS.items(), LONGER):
         for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
-                best = contest.rank_settings(arm, batch, steps)
+                best = contest.searches.rank_settings(arm, batch, steps)
             except MissingRunError:
                 continue
-            found = contest.ledger.find(contest.make_key("tune", batch, steps, best[0], 0))
+            found = contest.ledger.find(make_key("tune", batch, steps, best[0], 0))
             s, used = best[0], choose_start(arm)
             rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
             rest = [
@@ -158,10 +151,10 @@ def _format_settings(contest: LanguageContest) -> str:
             ]
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
-            never = contest.find_unbracketed(arm, batch, steps, anywhere=True)
+            never = contest.searches.find_unbracketed(arm, batch, steps, anywhere=True)
             open_ones = ", ".join(
                 name if name in never else f"({name})"
-                for name in contest.find_unbracketed(arm, batch, steps)
+                for name in contest.searches.find_unbracketed(arm, batch, steps)
             )
             any_earlier = any_earlier or "(" in open_ones
             cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
@@ -189,7 +182,7 @@ def _format_tests(contest: LanguageContest) -> str:
     for length in (*LENGTHS.items(), LONGER):
         for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
-                ranked = contest.rank_settings(arm, *length)
+                ranked = contest.searches.rank_settings(arm, *length)
             except MissingRunError:
                 continue
             for place, setting in enumerate(ranked, start=1):

@@ -9,15 +9,8 @@ import numpy as np
 from scipy import optimize, stats  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language.contest_stages import (
-    LENGTHS,
-    LONGER,
-    OURS,
-    SEEDS,
-    SEEDS_OF_OTHERS,
-    SHARES,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LENGTHS, LONGER, OURS, SEEDS, SEEDS_OF_OTHERS, SHARES
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.language_arms import Setting
 from neumann.lab.studies.statistics import (
     Difference,

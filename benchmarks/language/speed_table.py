@@ -10,15 +10,8 @@ from typing import Any
 
 from benchmarks.common.ledger import MissingRunError
 from benchmarks.common.markdown import format_table
-from benchmarks.language.contest_stages import (
-    LENGTHS,
-    MIDDLE,
-    MUON,
-    OTHERS,
-    OURS,
-    ROWS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LENGTHS, MIDDLE, MUON, OTHERS, OURS, ROWS
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_tables import NAMES
 
 ARMS = (OURS, *MUON, ROWS, *OTHERS)
@@ -32,7 +25,7 @@ def find_slow_shares(contest: LanguageContest) -> dict[str, float]:
     shares = {}
     for arm in ARMS:
         with contextlib.suppress(MissingRunError):
-            shares[arm] = contest.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0].slow
+            shares[arm] = contest.searches.rank_settings(arm, MIDDLE, LENGTHS[MIDDLE])[0].slow
     return {arm: share for arm, share in shares.items() if share}
 
 

@@ -18,12 +18,8 @@ import torch
 
 from benchmarks.common.script import write_measurements
 from benchmarks.common.timing import read_clock, take_turns
-from benchmarks.language.contest_stages import (
-    DATA,
-    MIDDLE,
-    RESULTS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import MIDDLE
+from benchmarks.language.contest_stages import DATA, RESULTS, LanguageContest
 from benchmarks.language.language_runs import (
     LanguageTrainer,
     RunKey,

@@ -19,7 +19,7 @@ from benchmarks.language import (
     tune_recipe,
     tune_roles,
 )
-from benchmarks.language.contest_stages import MIDDLE
+from benchmarks.language.contest_rules import MIDDLE
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, make_recipe
 from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
 from benchmarks.language.language_variants import build_variant
@@ -144,7 +144,7 @@ def test_every_arm_is_timed_with_the_slow_momentum_that_it_has_in_the_contest(
     """What an earlier measurement lacks is named."""
     slow = speed_table.find_slow_shares(contest)
     for arm in ("recipe", "muon by norm", "normuon by norm"):
-        assert slow.get(arm, 0.0) == contest.rank_settings(arm, MIDDLE, 200)[0].slow
+        assert slow.get(arm, 0.0) == contest.searches.rank_settings(arm, MIDDLE, 200)[0].slow
     assert slow
     built = {}
 

@@ -12,7 +12,8 @@ from benchmarks.language.contest_plots import (
     draw_losses,
     draw_savings,
 )
-from benchmarks.language.contest_stages import LENGTHS, MIDDLE, LanguageContest
+from benchmarks.language.contest_rules import LENGTHS, MIDDLE, make_key
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_verdicts import find_verdicts
 from benchmarks.language.language_runs import RunKey
 from tests.support.language_scores import invent, run_stages
@@ -53,11 +54,11 @@ def test_steps_to_equal_loss_have_their_numbers_beside_them(contest):
 
 def test_what_was_tested_is_drawn_also_if_a_better_setting_is_found_later(tmp_path):
     contest = run_stages(tmp_path, invent)
-    best = contest.rank_settings("adamw", MIDDLE, 200)[0]
+    best = contest.searches.rank_settings("adamw", MIDDLE, 200)[0]
     late = replace(best, output=0.123)
-    key = contest.make_key("tune", MIDDLE, 200, late, 0)
+    key = make_key("tune", MIDDLE, 200, late, 0)
     contest.ledger.add(key, {**invent(key), "loss": 1.0})
-    assert contest.rank_settings("adamw", MIDDLE, 200)[0] == late
+    assert contest.searches.rank_settings("adamw", MIDDLE, 200)[0] == late
     assert len(collect_curves(contest)) == 3
 
 

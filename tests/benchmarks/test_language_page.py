@@ -7,14 +7,8 @@ import torch
 
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.common.pages import fill_parts, list_parts
-from benchmarks.language.contest_stages import (
-    LONGER,
-    MIDDLE,
-    OURS,
-    RESULTS,
-    RUNS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LONGER, MIDDLE, OURS, RUNS
+from benchmarks.language.contest_stages import RESULTS, LanguageContest
 from benchmarks.language.contest_state import describe_state, describe_validation
 from benchmarks.language.contest_tables import make_parts
 from benchmarks.language.contest_verdicts import LEAST_SAVING
@@ -116,7 +110,7 @@ def test_what_the_searches_say(tmp_path):
     assert describe_state(contest).startswith("The contest is not finished: settings are still")
     text = describe_validation(contest)
     ours, theirs, longer = (
-        contest.find_best_loss(arm, *length)
+        contest.searches.find_best_loss(arm, *length)
         for arm, length in ((OURS, (MIDDLE, 200)), ("muon by norm", (MIDDLE, 200)), (OURS, LONGER))
     )
     assert f"{theirs - ours:+.4f} at 262,144" in text

@@ -8,14 +8,8 @@ import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
 from benchmarks.language import contest_tables, contest_verdicts
-from benchmarks.language.contest_stages import (
-    LENGTHS,
-    MIDDLE,
-    MUON,
-    OTHERS,
-    OURS,
-    LanguageContest,
-)
+from benchmarks.language.contest_rules import LENGTHS, MIDDLE, MUON, OTHERS, OURS, make_key
+from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_tables import (
     EARLIER,
     NAMES,
@@ -113,11 +107,11 @@ def test_a_coordinate_bracketed_before_another_moved_is_in_parentheses(tmp_path)
     runner = Runner(ledger, lambda key: invent(key) | {"loss": losses.get(key.setting, 3.0)})
     few = LanguageContest(ledger, runner)
     for arm in (*MUON, *OTHERS):  # a screening
-        runner.run(few.make_key("tune", MIDDLE, steps, make_setting(arm, choose_start(arm)), 0))
+        runner.run(make_key("tune", MIDDLE, steps, make_setting(arm, choose_start(arm)), 0))
     for setting in losses:
-        runner.run(few.make_key("tune", MIDDLE, steps, setting, 0))
-    here = few.find_unbracketed(OURS, MIDDLE, steps)
-    anywhere = few.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
+        runner.run(make_key("tune", MIDDLE, steps, setting, 0))
+    here = few.searches.find_unbracketed(OURS, MIDDLE, steps)
+    anywhere = few.searches.find_unbracketed(OURS, MIDDLE, steps, anywhere=True)
     assert set(here) - set(anywhere) == {"lr"}
     assert " (lr), forgetting, output, " in format_contest(few)
     assert EARLIER in format_contest(few)
@@ -128,7 +122,7 @@ def test_the_table_of_an_unfinished_screening(tmp_path):
     runner = Runner(ledger, invent)
     contest = LanguageContest(ledger, runner)
     setting = make_setting("adamw", choose_start("adamw"), LENGTHS[MIDDLE])
-    runner.run(contest.make_key("tune", MIDDLE, LENGTHS[MIDDLE], setting, 0))
+    runner.run(make_key("tune", MIDDLE, LENGTHS[MIDDLE], setting, 0))
     assert format_contest(contest).splitlines()[-1].endswith("| 1 | lr |")
 
 
@@ -230,7 +224,9 @@ def test_a_run_that_diverged_in_the_test_is_counted(tmp_path):
 
 
 def test_our_setting_that_always_diverges_is_the_worse_one(tmp_path):
-    worse = run_stages(tmp_path, invent, ("screen", "tune")).rank_settings(OURS, MIDDLE, 200)[1]
+    worse = run_stages(tmp_path, invent, ("screen", "tune")).searches.rank_settings(
+        OURS, MIDDLE, 200
+    )[1]
 
     def train(key):
         lost = key.stage == "test" and key.setting == worse and key.tokens_per_step == MIDDLE
@@ -241,7 +237,7 @@ def test_our_setting_that_always_diverges_is_the_worse_one(tmp_path):
 
 
 def test_no_verdict_before_both_settings_are_tested(contest, tmp_path):
-    second = contest.rank_settings(OURS, MIDDLE, 200)[1]
+    second = contest.searches.rank_settings(OURS, MIDDLE, 200)[1]
     ledger = Ledger(tmp_path / "runs.jsonl", RunKey)
     for key, run in contest.ledger.runs.items():
         if not (key.stage == "test" and key.setting == second and key.tokens_per_step == MIDDLE):
