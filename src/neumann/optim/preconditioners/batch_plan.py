@@ -218,13 +218,13 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     scales: list[float] = []
     for batch in plan.batches:
         stack = _gather(batch, plan, gradients)
-        dtype = stack.dtype
-        x = orthogonalization.normalize(stack, overwrite=True)
+        x = orthogonalization.normalize(stack)
         del stack  # its memory is free during the iteration
-        result = orthogonalization.iterate(x).to(dtype)
+        result = orthogonalization.iterate(x)
         del x
         for piece in batch.pieces:
-            scaled.append(_scatter(piece, plan.layouts[piece.layout], batch, result, buffers))
+            layout = plan.layouts[piece.layout]
+            scaled.append(_scatter(piece, layout, batch, result, buffers, gradients[0].dtype))
             scales.append(piece.scale)
     torch._foreach_mul_(scaled, scales)
     found: list[Tensor | None] = [None] * len(gradients)
@@ -256,7 +256,12 @@ def _gather(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _scatter(
-    piece: Piece, layout: Layout, batch: Batch, result: Tensor, buffers: dict[int, Tensor]
+    piece: Piece,
+    layout: Layout,
+    batch: Batch,
+    result: Tensor,
+    buffers: dict[int, Tensor],
+    dtype: torch.dtype,
 ) -> Tensor:
     """Put the directions of a piece where its layout has them; returns them for scaling."""
     tensors, numel = len(layout.indices), layout.numel
@@ -267,11 +272,11 @@ def _scatter(
     in_place = (area * piece.count, area, columns, 1)
     if stride == in_place and piece.size[1:] == (rows, columns):
         whole = result.as_strided((tensors, *layout.shape), (numel, *layout.stride), start)
-        buffers[piece.layout] = whole
-        return whole
+        buffers[piece.layout] = whole.to(dtype)
+        return buffers[piece.layout]
     if piece.layout not in buffers:
         buffers[piece.layout] = result.new_empty_strided(
-            (tensors, *layout.shape), (numel, *layout.stride)
+            (tensors, *layout.shape), (numel, *layout.stride), dtype=dtype
         )
     place = buffers[piece.layout].as_strided(size, stride, piece.offset)
     place.copy_(result.as_strided(size, in_place, start))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from neumann.optim.preconditioners.cuda.elementwise import apply_diagonal, split_by_size
 from neumann.optim.preconditioners.protocol import (
     Preconditioner,
     States,
@@ -50,18 +51,25 @@ class Diagonal:
         }
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        g = list(gradients)
         moments = [state["second_moment"] for state in states]
         seen = [state["seen"] for state in states]
         torch._foreach_add_(seen, 1.0)
-        torch._foreach_mul_(moments, self.decay)
-        torch._foreach_addcmul_(moments, g, g, 1 - self.decay)
         # 1/√v̂ = √(1 − decayⁿ)/√v: the correction is one number per tensor.
-        corrections = (1 - self.decay ** torch.stack(seen)).sqrt()
-        roots = torch._foreach_sqrt(moments)
-        torch._foreach_div_(roots, list(corrections.unbind()))
-        torch._foreach_add_(roots, self.eps)
-        directions = torch._foreach_div(g, roots)
-        if self.scale != 1:
-            torch._foreach_mul_(directions, self.scale)
-        return list(directions)
+        corrections = (1 - self.decay ** torch.stack(seen)).sqrt().unbind()
+        large, rest = split_by_size(gradients, moments)
+        numbers = self.decay, self.eps, self.scale
+        found = {
+            i: apply_diagonal(gradients[i], moments[i], corrections[i], *numbers) for i in large
+        }
+        if rest:
+            g, v = [gradients[i] for i in rest], [moments[i] for i in rest]
+            torch._foreach_mul_(v, self.decay)
+            torch._foreach_addcmul_(v, g, g, 1 - self.decay)
+            roots = torch._foreach_sqrt(v)
+            torch._foreach_div_(roots, [corrections[i] for i in rest])
+            torch._foreach_add_(roots, self.eps)
+            directions = torch._foreach_div(g, roots)
+            if self.scale != 1:
+                torch._foreach_mul_(directions, self.scale)
+            found.update(zip(rest, directions, strict=True))
+        return [found[i] for i in range(len(gradients))]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from neumann.optim.preconditioners.cuda.elementwise import apply_momentum, split_by_size
 from neumann.optim.preconditioners.protocol import States, require_decay
 from neumann.validation import is_count, is_number, require
 
@@ -41,10 +42,15 @@ class Momentum:
         return {"past": torch.zeros_like(parameter, dtype=wide, requires_grad=False)}
 
     def apply(self, gradients: Sequence[Tensor], states: States) -> list[Tensor]:
-        g, past = list(gradients), [state["past"] for state in states]
-        torch._foreach_mul_(past, self.decay)
-        torch._foreach_add_(past, g)
-        return list(torch._foreach_add(g, past, alpha=self.decay))
+        past = [state["past"] for state in states]
+        large, rest = split_by_size(gradients, past)
+        found = {i: apply_momentum(gradients[i], past[i], self.decay) for i in large}
+        if rest:
+            g, b = [gradients[i] for i in rest], [past[i] for i in rest]
+            torch._foreach_mul_(b, self.decay)
+            torch._foreach_add_(b, g)
+            found.update(zip(rest, torch._foreach_add(g, b, alpha=self.decay), strict=True))
+        return [found[i] for i in range(len(gradients))]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,23 @@
 
 A Newton–Schulz iteration needs matrix products alone:
 
-    X ← aX + (bA + cA²)X        A = XXᵀ, X₀ = G/‖G‖
+    X ← (aI + bA + cA²)X        A = XXᵀ, X₀ = G/‖G‖
 
 With the coefficients of Jordan and others (2024) five iterations take singular values from far
 below 1 to between 0.7 and 1.2. It runs in bfloat16 on CUDA and in float32 elsewhere. A and bA + cA²
-are symmetric; large ones are computed by half (`cuda.symmetric_product`). A matrix with
-more rows than columns is transposed first ("wide" below means: no more rows than columns). Matrices
-of equal shape form one batch. On CUDA smaller ones may join them, padded with zeros.
+are symmetric; large ones are computed by half (`cuda.symmetric_product`).
+
+A large matrix that is much wider than high is faster in the form of Gram matrices: with
+P = aI + bA + cA² the next A is P²A, so the iteration needs X only at its end. Rounding errors in A
+grow from one iteration to the next where A is nearly singular. So after three of them X ← QX, with
+the product Q of their P, and A = XXᵀ is computed anew. This runs in float16, which rounds eight
+times as finely as bfloat16; no number leaves its range, since X has a norm of at most 1.
+
+A matrix with more rows than columns is transposed first ("wide" below means: no more rows than
+columns). Matrices of equal shape form one batch. On CUDA smaller ones may join them, padded with
+zeros.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,6 +29,8 @@ from neumann.optim.preconditioners.matrix_view import WHOLE, MatrixView
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+RESTART = 3  # iterations of the Gram form after which A is computed anew
+GRAM_COLUMNS = 2  # columns per row from which on the Gram form is faster
 
 
 def is_matrix(tensor: Tensor) -> bool:
@@ -33,13 +42,16 @@ def is_matrix(tensor: Tensor) -> bool:
 
 
 def count_operations(rows: int, columns: int) -> int:
-    """20m²n + 10m³, the operations that a matrix with sides m ≤ n takes.
+    """The operations of a matrix with sides m ≤ n: 20m²n + 10m³, or 8m²n + 28m³ from n = 2m on.
 
-    Each iteration makes three products: XXᵀ and (bA + cA²)X of 2m²n operations, A² of 2m³. They
-    count in full. Where XXᵀ and A², which are symmetric, are computed by half, 15m²n + 5m³ are
-    left; but that depends on the device and the batch, and all processes must find the same count.
+    Each iteration makes three products: XXᵀ and (bA + cA²)X of 2m²n operations, A² of 2m³. The Gram
+    form makes four of 2m²n and fourteen of 2m³. Symmetric products count in full, and all matrices
+    as if they were large: what is computed by half, and in which form, depends on the device and
+    the batch, and all processes must find the same count.
     """
     m, n = sorted((rows, columns))
+    if n >= GRAM_COLUMNS * m:
+        return 8 * m**2 * n + 28 * m**3
     return ITERATIONS * (4 * m**2 * n + 2 * m**3)
 
 
@@ -49,21 +61,31 @@ def orthogonalize(wide: Tensor) -> Tensor:
     return result
 
 
-def normalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
-    """The batch with norms of at most 1, in the dtype of the iteration.
+def normalize(wide: Tensor) -> Tensor:
+    """The batch with norms of at most 1, in the dtype of the iteration."""
+    # In float64, so that squares do not overflow.
+    norms = torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True, dtype=torch.float64)
+    factors = norms.clamp(min=torch.finfo(wide.dtype).tiny).reciprocal().to(wide.dtype)
+    dtype = choose_dtype(wide)
+    if torch.compiler.is_compiling():
+        narrow: Tensor = (wide * factors).to(dtype)
+        return narrow
+    return torch.mul(wide, factors, out=torch.empty_like(wide, dtype=dtype))  # in one pass
 
-    With `overwrite` the batch is used as working memory.
-    """
-    largest = torch.linalg.vector_norm(wide, math.inf, (1, 2), keepdim=True)
-    largest = largest.clamp(min=torch.finfo(wide.dtype).tiny)  # so that squares do not overflow
-    x = wide.div_(largest) if overwrite else wide / largest
-    x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
-    narrow: Tensor = x.to(torch.bfloat16 if wide.is_cuda else torch.float32)
-    return narrow
+
+def choose_dtype(wide: Tensor) -> torch.dtype:
+    """The dtype of the iteration: float16 says that it takes the Gram form."""
+    if not wide.is_cuda:
+        return torch.float32
+    _, rows, columns = wide.shape
+    gram = columns >= GRAM_COLUMNS * rows and is_faster(wide)
+    return torch.float16 if gram else torch.bfloat16
 
 
 def iterate(x: Tensor) -> Tensor:
     """The Newton–Schulz iteration of a batch whose matrices have a norm of at most 1."""
+    if x.dtype is torch.float16:
+        return iterate_gram(x)
     a, b, c = COEFFICIENTS
     symmetric = is_faster(x)
     for _ in range(ITERATIONS):
@@ -75,6 +97,30 @@ def iterate(x: Tensor) -> Tensor:
             polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # adds before it rounds
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x
+
+
+def iterate_gram(x: Tensor) -> Tensor:
+    """The same in the form of Gram matrices."""
+    for iterations in (RESTART, ITERATIONS - RESTART):
+        x = torch.bmm(multiply_polynomials(multiply_by_transpose(x), iterations), x)
+    return x
+
+
+def multiply_polynomials(gram: Tensor, iterations: int) -> Tensor:
+    """Q, the product of the P of this many iterations, from A before them. All these commute."""
+    a, b, c = COEFFICIENTS
+    product = gram
+    for number in range(iterations):
+        polynomial = multiply_by_transpose(gram, alpha=c, addend=gram, beta=b)  # P − aI
+        if number > 0:
+            product = multiply_by_transpose(polynomial, product, addend=product, beta=a)
+        if number + 1 < iterations:
+            half = multiply_by_transpose(polynomial, gram, addend=gram, beta=a)  # PA
+            gram = multiply_by_transpose(polynomial, half, addend=half, beta=a)
+        if number == 0:
+            polynomial.diagonal(dim1=1, dim2=2).add_(a)
+            product = polynomial
+    return product
 
 
 def orthogonalize_many(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:

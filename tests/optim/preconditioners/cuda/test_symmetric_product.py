@@ -25,15 +25,15 @@ from tests.support.triton_runs import device
 TILING = Tiling(tile=16, depth=16, band=2, warps=4, stages=2)
 
 
-def random(*shape, seed=0):
+def random(*shape, seed=0, dtype=torch.bfloat16):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(device(), torch.bfloat16)
+    return torch.randn(shape, generator=generator).to(device(), dtype)
 
 
 def assert_rounded(found, exact):
-    """What one rounding of the exact result to bfloat16 gives, up to the last bit of float32."""
+    """What one rounding of the exact result to its dtype gives, up to the last bit of float32."""
     error = (found.double() - exact).abs()
-    assert (error <= 2**-8 * exact.abs() + 1e-5).all()
+    assert (error <= torch.finfo(found.dtype).eps * exact.abs() + 1e-5).all()
 
 
 SHAPES = {
@@ -47,9 +47,10 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_product_has_the_values_of_bmm_and_is_symmetric(shape):
-    x = random(*shape)
+def test_the_product_has_the_values_of_bmm_and_is_symmetric(shape, dtype):
+    x = random(*shape, dtype=dtype)
     found = multiply_by_transpose(x, tiling=TILING)
     assert_rounded(found, torch.bmm(x.double(), x.double().mT))
     assert torch.equal(found, found.mT)
@@ -65,6 +66,22 @@ def test_the_addend_is_added_before_rounding(shape):
     exact = -4.775 * addend.double() + 2.0315 * torch.bmm(x.double(), x.double().mT)
     assert_rounded(found, exact)
     assert torch.equal(found, found.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_matrices_that_commute(dtype):
+    """X and X² − 3X: only the lower triangle of their product is computed."""
+    x = random(2, 37, 37, dtype=torch.float64)
+    x = (x + x.mT) / 16
+    y = (x @ x - 3 * x).to(dtype)
+    x = x.to(dtype)
+    found = multiply_by_transpose(x, y, addend=y, beta=0.5, tiling=TILING)
+    exact = 0.5 * y.double() + x.double() @ y.double().mT
+    assert_rounded(found.tril(), exact.tril())
+    assert torch.equal(found, found.mT)
+    last = y.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    other = multiply_by_transpose(x, last, addend=y, beta=0.5, tiling=TILING)
+    assert torch.equal(other, found)
 
 
 def test_any_strides_give_the_same_bits():
@@ -103,8 +120,12 @@ def test_zeros_give_zeros_and_nan_stays_in_its_rows():
 
 def test_empty_batches_and_wrong_arguments():
     assert multiply_by_transpose(random(0, 16, 16)).shape == (0, 16, 16)
-    with pytest.raises(ValueError, match=r"x must be of torch\.bfloat16, got torch\.float32"):
+    with pytest.raises(ValueError, match=r"bfloat16 or torch\.float16, got torch\.float32"):
         multiply_by_transpose(torch.zeros(1, 4, 4))
+    with pytest.raises(ValueError, match=r"y must be of shape \(1, 4, 4\) and torch\.bfloat16"):
+        multiply_by_transpose(random(1, 4, 4), random(1, 4, 5))
+    with pytest.raises(ValueError, match=r"y must be .* got \(1, 4, 4\) and torch\.float16"):
+        multiply_by_transpose(random(1, 4, 4), random(1, 4, 4).half())
     with pytest.raises(ValueError, match=r"addend must be of shape \(1, 4, 4\)"):
         multiply_by_transpose(random(1, 4, 4), addend=random(1, 4, 5))
 
@@ -131,6 +152,18 @@ def test_the_iteration_with_symmetric_products_agrees_with_the_general_one(monke
     x = (x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)).to(torch.bfloat16)
     assert not is_faster(x)
     general = orthogonalization.iterate(x)
+    calls = use_kernel(monkeypatch)
+    symmetric = orthogonalization.iterate(x)
+    assert len(calls) == 2 * orthogonalization.ITERATIONS
+    exact = iterate_in_double(x)
+    error = (symmetric - exact).norm() / exact.norm()
+    assert error < 0.02  # bfloat16 has 8 bits, and there are five iterations
+    assert error < 1.2 * (general - exact).norm() / exact.norm()
+    assert not orthogonalization.iterate(torch.zeros_like(x)).any()
+
+
+def use_kernel(monkeypatch):
+    """Have iterations take the kernel with small tiles, in the interpreter too; counts products."""
     calls = []
 
     def multiply(*given, **options):
@@ -139,13 +172,57 @@ def test_the_iteration_with_symmetric_products_agrees_with_the_general_one(monke
 
     monkeypatch.setattr(orthogonalization, "is_faster", lambda x: True)
     monkeypatch.setattr(orthogonalization, "multiply_by_transpose", multiply)
-    symmetric = orthogonalization.iterate(x)
-    assert len(calls) == 2 * orthogonalization.ITERATIONS
+    return calls
+
+
+def make_spectrum(kind, rows=40, columns=100):
+    """A matrix of norm 1 with singular values of this kind."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    place = torch.arange(1, rows + 1, dtype=torch.float64)
+    values = {
+        "random": s,
+        "falling": place**-2,
+        "few large ones": torch.where(place <= 3, 1.0, 2e-3),
+        "half of them zero": (place <= rows // 2).double(),
+    }[kind]
+    return (u * (values / values.norm()) @ v).unsqueeze(0).to(device())
+
+
+@pytest.mark.parametrize("kind", ["random", "falling", "few large ones", "half of them zero"])
+def test_the_gram_form_errs_less_than_the_other_one_in_bfloat16(kind, monkeypatch):
+    x = make_spectrum(kind)
     exact = iterate_in_double(x)
-    error = (symmetric - exact).norm() / exact.norm()
-    assert error < 0.02  # bfloat16 has 8 bits, and there are five iterations
-    assert error < 1.2 * (general - exact).norm() / exact.norm()
-    assert not orthogonalization.iterate(torch.zeros_like(x)).any()
+    other = orthogonalization.iterate(x.to(torch.bfloat16))
+    calls = use_kernel(monkeypatch)
+    found = orthogonalization.iterate(x.half())
+    assert len(calls) == 16  # and two products with X
+    error = (found - exact).norm() / exact.norm()
+    assert error < 0.03
+    assert error < 0.2 * (other - exact).norm() / exact.norm()
+    assert not orthogonalization.iterate(torch.zeros_like(x).half()).any()
+
+
+def test_without_the_restart_rounding_errors_would_grow(monkeypatch):
+    x = make_spectrum("falling")
+    exact = iterate_in_double(x)
+    use_kernel(monkeypatch)
+    x = x.half()
+    restarted = (orthogonalization.iterate(x) - exact).norm()
+    gram = orthogonalization.multiply_by_transpose(x)
+    polynomials = orthogonalization.multiply_polynomials(gram, orthogonalization.ITERATIONS)
+    assert (torch.bmm(polynomials, x) - exact).norm() > 3 * restarted
+
+
+def test_which_batches_take_the_gram_form(monkeypatch):
+    monkeypatch.setattr(symmetric_product, "can_run", lambda index: True)
+    n = LEAST_ROWS
+    choose = orthogonalization.choose_dtype
+    assert choose(Stub(24, n, 2 * n)) is torch.float16
+    assert choose(Stub(24, n, 2 * n - 16)) is torch.bfloat16
+    assert choose(Stub(1, n, 8 * n)) is torch.bfloat16  # small: the kernel does not run
+    assert choose(Stub(24, n, 2 * n, is_cuda=False)) is torch.float32
 
 
 def iterate_in_double(x):
@@ -160,7 +237,7 @@ def iterate_in_double(x):
 class Stub:
     """What `is_faster` reads of a batch on a GPU."""
 
-    is_cuda, dtype, device = True, torch.bfloat16, torch.device("cuda", 0)
+    is_cuda, device = True, torch.device("cuda", 0)
 
     def __init__(self, *shape, **changes):
         self.shape = shape
@@ -168,7 +245,7 @@ class Stub:
 
 
 def test_where_the_kernel_is_chosen(monkeypatch):
-    monkeypatch.setattr(symmetric_product, "_can_run", lambda index: True)
+    monkeypatch.setattr(symmetric_product, "can_run", lambda index: True)
     n = LEAST_ROWS
     assert is_faster(Stub(64, n, n))
     assert is_faster(Stub(1, 4096, 4096))
@@ -177,7 +254,6 @@ def test_where_the_kernel_is_chosen(monkeypatch):
     assert not is_faster(Stub(64, n + 1, n + 16))
     assert not is_faster(Stub(64, n, n + 8))
     assert not is_faster(Stub(1, 2**15, 2**16))  # more than 32 bits count
-    assert not is_faster(Stub(64, n, n, dtype=torch.float32))
     assert not is_faster(Stub(64, n, n, is_cuda=False))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not is_faster(Stub(64, n, n))
@@ -194,8 +270,8 @@ def test_where_the_kernel_cannot_run(monkeypatch, hip, capability, missing):
         raise ImportError("no Triton")
 
     if missing:
-        monkeypatch.setattr(symmetric_product, "_import_kernels", fail)
-    assert not symmetric_product._can_run.__wrapped__(0)
+        monkeypatch.setattr(symmetric_product, "_import_kernel", fail)
+    assert not symmetric_product.can_run.__wrapped__(0)
 
 
 def test_a_compiler_that_fails_is_reported_once(monkeypatch):
@@ -203,11 +279,11 @@ def test_a_compiler_that_fails_is_reported_once(monkeypatch):
         raise RuntimeError("Failed to find C compiler.")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    monkeypatch.setattr(symmetric_product, "is_interpreted", lambda kernels: False)
+    monkeypatch.setattr(symmetric_product, "is_interpreted", lambda kernel: False)
     monkeypatch.setattr(symmetric_product, "multiply_by_transpose", fail)
     monkeypatch.setattr(torch, "zeros", lambda *given, **options: None)
     with pytest.warns(UserWarning, match=r"cannot compile here \(Failed to find C compiler"):
-        assert not symmetric_product._can_run.__wrapped__(0)
+        assert not symmetric_product.can_run.__wrapped__(0)
 
 
 def test_tiles_are_large_where_there_are_enough_of_them():
@@ -248,8 +324,23 @@ def test_transposed_and_ragged_products_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_a_graph_captures_the_orthogonalization_and_nothing_waits():
-    x = torch.randn(8, LEAST_ROWS, 2048, device="cuda")
+@pytest.mark.parametrize("rank", [None, 16])
+@pytest.mark.parametrize("shape", [(16, 768, 3072), (4, 1600, 4800), (1, 2048, 8192)])
+def test_the_gram_form_on_a_gpu(shape, rank):
+    wide = torch.randn(shape, device="cuda")
+    if rank is not None:
+        wide = wide[:, :, :rank] @ wide[:, :rank]
+    x = orthogonalization.normalize(wide)
+    assert x.dtype is torch.float16
+    exact = iterate_in_double(x)
+    error = (orthogonalization.iterate(x) - exact).norm() / exact.norm()
+    assert error < (0.005 if rank is None else 0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1024, 2048])
+def test_a_graph_captures_the_orthogonalization_and_nothing_waits(columns):
+    x = torch.randn(8, LEAST_ROWS, columns, device="cuda")
     first = orthogonalization.orthogonalize(x)  # compiles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,5 +1,8 @@
-"""The arithmetic of P that has a kernel of its own on NVIDIA GPUs, through Triton.
+"""The arithmetic of P that has kernels of its own on NVIDIA GPUs, through Triton.
 
-`symmetric_product` decides where the kernel runs and launches it; `symmetric_kernel` is the
-arithmetic and the only module that imports Triton.
+symmetric_product    decides where products are computed by half; its kernel is `symmetric_kernel`
+elementwise          momentum and the diagonal P in one pass; its kernels are `elementwise_kernels`
+launch               launches a kernel with little work for the host
+
+Only the modules of kernels import Triton when they are imported.
 """

@@ -1,9 +1,9 @@
-"""The Triton kernel of α·XXᵀ + β·D: the tiles on and below the diagonal, and their mirror images.
+"""The Triton kernel of a symmetric α·XYᵀ + β·D: the lower triangle, and its mirror image.
 
 A program computes one tile of one matrix of a batch and stores it twice, the second time transposed
 on the other side of the diagonal. There are no programs for the tiles above the diagonal. Tiles are
 visited in bands of rows and down the columns of a band, so that programs that run at the same time
-read the same rows of X and find them in the L2 cache:
+read the same rows of X and Y and find them in the L2 cache:
 
     1                    bands of 2 rows of tiles
     2  3
@@ -56,8 +56,10 @@ def _widen(values):
 
 
 @triton.jit
-def _narrow(values):
-    """To bfloat16, rounded to nearest, as integers: the interpreter's cast truncates."""
+def _narrow(values, dtype: tl.constexpr):
+    """To a narrow dtype, rounded to nearest; the interpreter's own cast truncates to bfloat16."""
+    if dtype == tl.float16:
+        return values.to(tl.float16)
     bits = values.to(tl.uint32, bitcast=True)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     rounded = tl.where(values == values, rounded, bits | 0x400000)
@@ -67,6 +69,7 @@ def _narrow(values):
 @triton.jit
 def symmetric_kernel(
     x,  # (batches, rows, columns), any strides
+    y,  # the same
     addend,  # D, symmetric: (batches, rows, rows), any strides; or None
     out,  # (batches, rows, rows), contiguous
     rows,
@@ -74,13 +77,16 @@ def symmetric_kernel(
     x_batch,
     x_row,
     x_column,
+    y_batch,
+    y_row,
+    y_column,
     addend_batch,
     addend_row,
     addend_column,
     alpha,
     beta,
     TILE: tl.constexpr,
-    DEPTH: tl.constexpr,  # columns of X that are multiplied at a time
+    DEPTH: tl.constexpr,  # columns that are multiplied at a time
     BAND: tl.constexpr,
     EVEN: tl.constexpr,  # whether DEPTH divides the columns
     INTERPRETED: tl.constexpr,
@@ -95,8 +101,9 @@ def symmetric_kernel(
     depth = tl.arange(0, DEPTH)
     # Rows past the end read other rows instead; nothing of theirs is stored.
     x += batch * x_batch
+    y += batch * y_batch
     left_at = x + (down % rows)[:, None] * x_row + depth[None, :] * x_column
-    right_at = x + (across % rows)[None, :] * x_row + depth[:, None] * x_column
+    right_at = y + (across % rows)[None, :] * y_row + depth[:, None] * y_column
     total = tl.zeros((TILE, TILE), dtype=tl.float32)
     for start in range(0, columns, DEPTH):
         if EVEN:
@@ -110,7 +117,7 @@ def symmetric_kernel(
             right = _widen(right)
         total = tl.dot(left, right, total)
         left_at += DEPTH * x_column
-        right_at += DEPTH * x_column
+        right_at += DEPTH * y_column
     total *= alpha
     here = (down < rows)[:, None] & (across < rows)[None, :]
     if addend is not None:
@@ -122,7 +129,8 @@ def symmetric_kernel(
         total += beta * values.to(tl.float32)
     if tile_row == tile_column:
         total = tl.where(down[:, None] >= across[None, :], total, tl.trans(total))
-    result = _narrow(total) if INTERPRETED else total.to(tl.bfloat16)
+    dtype: tl.constexpr = out.dtype.element_ty
+    result = _narrow(total, dtype) if INTERPRETED else total.to(dtype)
     out += batch * rows * rows
     tl.store(out + down[:, None] * rows + across[None, :], result, mask=here)
     if tile_row != tile_column:

@@ -1,0 +1,69 @@
+"""P's elementwise arithmetic in one pass over memory, for large tensors on NVIDIA GPUs.
+
+torch._foreach takes all tensors together, but once for every operation: momentum moves 32 bytes per
+weight, the diagonal P 64. These kernels move 16. They take one tensor each, so small tensors, for
+which launches cost more than traffic, stay with torch._foreach.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from neumann.optim.preconditioners.cuda.launch import is_aligned, launch
+from neumann.optim.preconditioners.cuda.symmetric_product import can_run
+from neumann.optim.tensors import is_dense
+
+LEAST_ELEMENTS = 2**20  # 4 µs of traffic saved, about what a launch costs the host
+BLOCK = 1024  # elements per program
+
+
+def split_by_size(*lists: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """The places in these lists that the kernels take, and the others."""
+    first = lists[0]
+    large = []
+    if first and first[0].is_cuda and not torch.compiler.is_compiling():
+        large = [i for i, t in enumerate(first) if t.numel() >= LEAST_ELEMENTS]
+        large = [i for i in large if _is_flat([tensors[i] for tensors in lists])]
+        large = large if can_run(first[0].device.index) else []
+    taken = set(large)
+    return large, [i for i in range(len(first)) if i not in taken]
+
+
+def apply_momentum(gradient: Tensor, past: Tensor, decay: float) -> Tensor:
+    """g + decay·b, after b ← decay·b + g in `past`."""
+    out = torch.empty_like(gradient)
+    _launch("momentum_kernel", [gradient, past, out], past, (decay,))
+    return out
+
+
+def apply_diagonal(
+    gradient: Tensor, squares: Tensor, correction: Tensor, decay: float, eps: float, scale: float
+) -> Tensor:
+    """scale·g / (√v/correction + ε), after v ← decay·v + (1 − decay)·g² in `squares`."""
+    out = torch.empty_like(gradient)
+    numbers = (decay, 1 - decay, eps, scale)
+    _launch("diagonal_kernel", [gradient, squares, correction, out], squares, numbers)
+    return out
+
+
+def _launch(name: str, tensors: list[Tensor], written: Tensor, numbers: tuple[float, ...]) -> None:
+    """The kernel of this name over all elements; `written` is the state among the tensors."""
+    from neumann.optim.preconditioners.cuda import elementwise_kernels
+
+    size = written.numel()
+    form = (name, size % 16 == 0, size < 2**31, *map(is_aligned, tensors))
+    arguments = (*tensors, size, *map(float, numbers))
+    kernel = getattr(elementwise_kernels, name)
+    launch(kernel, -(-size // BLOCK), arguments, {"BLOCK": BLOCK}, form, written.device)
+    increment_version(written)
+
+
+def _is_flat(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are in float32, dense and in the same order, so that elements match in memory."""
+    first = tensors[0]
+    shape, stride = first.shape, first.stride()
+    return (first.is_contiguous() or is_dense(shape, stride)) and all(
+        t.dtype is torch.float32 and t.shape == shape and t.stride() == stride for t in tensors
+    )

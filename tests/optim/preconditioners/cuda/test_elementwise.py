@@ -1,0 +1,121 @@
+"""Momentum and the diagonal P in one pass: the values of torch's, and where the kernels run."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", minversion="3.3")
+
+from neumann.optim.preconditioners import Diagonal, Momentum
+from neumann.optim.preconditioners.cuda import elementwise
+from neumann.optim.preconditioners.cuda.elementwise import split_by_size
+from tests.support.triton_runs import device
+
+SIZES = {"one block": 1000, "exact": 1024, "ragged": 2500}
+
+
+def make(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device())
+
+
+def take_steps(preconditioner, size, steps=3):
+    """Directions of these steps, and the state after them."""
+    gradients = [make(size, seed=step) * 10.0**-step for step in range(steps)]
+    state = preconditioner.create(gradients[0])
+    found = [preconditioner.apply([g], [state])[0] for g in gradients]
+    return found, state
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("preconditioner", [Momentum(0.6), Diagonal(), Diagonal(0.9, 1e-3, 2.0)])
+def test_the_kernels_give_the_values_of_torch(preconditioner, size, monkeypatch):
+    wanted, state = take_steps(preconditioner, size)
+    module = type(preconditioner).apply.__globals__
+    monkeypatch.setitem(module, "split_by_size", lambda *lists: ([0], []))
+    found, other = take_steps(preconditioner, size)
+    # A device may round a product and a sum once together.
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(other, state, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("preconditioner", [Momentum(), Diagonal()])
+def test_large_and_small_tensors_keep_their_order(preconditioner, monkeypatch):
+    gradients = [make(n, seed=n) for n in (5, 40, 7, 30)]
+
+    def apply():
+        return preconditioner.apply(gradients, [preconditioner.create(g) for g in gradients])
+
+    wanted = apply()
+    module = type(preconditioner).apply.__globals__
+    monkeypatch.setitem(module, "split_by_size", lambda *lists: ([1, 3], [0, 2]))
+    torch.testing.assert_close(apply(), wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_a_gradient_of_zero_or_nan():
+    zero = torch.zeros(100, device=device())
+    correction = torch.ones((), device=device())
+    found = elementwise.apply_diagonal(zero, zero.clone(), correction, 0.99, 1e-8, 0.2)
+    assert torch.equal(found, zero)
+    bad = zero.clone()
+    bad[3] = float("nan")
+    found = elementwise.apply_momentum(bad, zero.clone(), 0.5)
+    assert found.isnan().nonzero().tolist() == [[3]]
+
+
+def test_writes_to_the_state_are_counted():
+    """As torch counts its own, so that autograd would see them."""
+    past = make(64)
+    version = past._version
+    elementwise.apply_momentum(make(64, seed=1), past, 0.5)
+    assert past._version == version + 1
+
+
+class Stub(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+
+def stub(*shape, **options):
+    return torch.empty(shape, device="meta", **options).as_subclass(Stub)
+
+
+def test_which_tensors_the_kernels_take(monkeypatch):
+    monkeypatch.setattr(elementwise, "can_run", lambda index: True)
+    n = elementwise.LEAST_ELEMENTS
+    plain = [stub(n), stub(n - 1), stub(64, n // 64), stub(2 * n)]
+    assert split_by_size(plain, plain) == ([0, 2, 3], [1])
+    assert split_by_size([], []) == ([], [])
+    other = [stub(n), stub(n - 1), stub(n // 64, 64).mT, stub(2 * n, dtype=torch.float64)]
+    assert split_by_size(plain, other) == ([0], [1, 2, 3])
+    gaps = [stub(64, n // 32)[:, ::2]]
+    assert split_by_size(gaps, gaps) == ([], [0])
+    turned = [stub(n // 64, 64).mT]
+    assert split_by_size(turned, turned) == ([0], [])
+    monkeypatch.setattr(elementwise, "can_run", lambda index: False)
+    assert split_by_size(plain, plain) == ([], [0, 1, 2, 3])
+    on_cpu = [torch.empty(n)]
+    assert split_by_size(on_cpu, on_cpu) == ([], [0])
+
+
+# ------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1024, 1024), (1500, 1001), (64, 256, 9, 9)])
+@pytest.mark.parametrize("preconditioner", [Momentum(), Diagonal()])
+def test_large_tensors_on_a_gpu(preconditioner, shape, monkeypatch):
+    g = make(*shape)
+    if len(shape) == 4:
+        g = g.to(memory_format=torch.channels_last)
+    assert split_by_size([g], [g]) == ([0], [])
+
+    def run():
+        state = preconditioner.create(g)
+        return [preconditioner.apply([g * k], [state])[0] for k in (1.0, 0.1)], state
+
+    found = run()
+    module = type(preconditioner).apply.__globals__
+    monkeypatch.setitem(module, "split_by_size", lambda *lists: ([], [0]))
+    torch.testing.assert_close(found, run(), rtol=1e-5, atol=1e-8)
+    assert found[0][0].stride() == g.stride()
