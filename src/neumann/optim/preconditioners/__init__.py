@@ -15,7 +15,7 @@ diagonal, spectral  the two that have a name
 momentum            what `spectral` takes before it
 orthogonalization   the arithmetic of `spectral`
 batch_plan          which matrices it takes together, worked out once
-cuda                a kernel for its symmetric products
+cuda                kernels for NVIDIA GPUs
 matrix_view         the matrices inside one tensor, such as fused projections
 apply               where P acts in a step
 exchange            which matrices are divided among processes

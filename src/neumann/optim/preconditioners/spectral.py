@@ -90,7 +90,7 @@ class Spectral:
         return {VECTOR + key: value for key, value in self.vectors.create(parameter).items()}
 
     def count_operations(self, parameter: Tensor) -> int:
-        """20m²n + 10m³ for each m × n matrix, m ≤ n: all products in full, symmetric or not."""
+        """Those of all its matrices; see `orthogonalization.count_operations`."""
         batches = self.view.split(torch.empty(parameter.shape, device="meta"))
         return sum(len(b) * count_operations(b.shape[1], b.shape[2:].numel()) for b in batches)
 
