@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners import orthogonalization
+from neumann.optim.preconditioners.cuda.elementwise import can_copy_scaled, copy_scaled
 from neumann.optim.preconditioners.matrix_view import MatrixView
 from neumann.optim.tensors import is_dense
 
@@ -44,6 +45,11 @@ class Piece:
     def size(self) -> Ints:
         return self.count, self.rows, self.columns
 
+    @property
+    def tall(self) -> bool:
+        """Whether the tensor holds the transposed matrices row by row."""
+        return self.stride[1] < self.stride[2]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -60,8 +66,14 @@ class Batch:
     """Pieces that are orthogonalized together."""
 
     size: Ints  # (matrices, rows, columns)
-    pieces: tuple[Piece, ...]  # in the order of the batch
+    pieces: tuple[Piece, ...]  # in the order of the batch; if none is padded, tall ones last
     padded: bool
+    largest: int  # elements of the largest of its tensors
+
+    @property
+    def count_wide(self) -> int:
+        """Matrices before the first that is tall."""
+        return min([p.first for p in self.pieces if p.tall], default=self.size[0])
 
 
 @dataclass(frozen=True)
@@ -140,14 +152,17 @@ def find_plan(
     batches = []
     groups = orthogonalization.group_sizes(sizes, launch_cost)
     for members in [part for group in groups for part in _cut_group(group, sizes)]:
+        padded = len({sizes[i][1:] for i in members}) > 1
+        if not padded:
+            members.sort(key=lambda i: pieces[i].tall)
         rows, columns = (max(sizes[i][side] for i in members) for side in (1, 2))
         starts = itertools.accumulate((sizes[i][0] for i in members), initial=0)
         placed = tuple(
             replace(pieces[i], first=start) for i, start in zip(members, starts, strict=False)
         )
         total = sum(sizes[i][0] for i in members)
-        padded = any((p.rows, p.columns) != (rows, columns) for p in placed)
-        batches.append(Batch((total, rows, columns), placed, padded))
+        largest = max(layouts[p.layout].numel for p in placed)
+        batches.append(Batch((total, rows, columns), placed, padded, largest))
     return Plan(tuple(layouts), tuple(batches))
 
 
@@ -216,17 +231,21 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     buffers: dict[int, Tensor] = {}  # by layout: the directions of its tensors, one after the other
     scaled: list[Tensor] = []
     scales: list[float] = []
+    like = gradients[0]
     for batch in plan.batches:
-        stack = _gather(batch, plan, gradients)
-        x = orthogonalization.normalize(stack)
-        del stack  # its memory is free during the iteration
-        result = orthogonalization.iterate(x)
-        del x
+        in_one_pass = not batch.padded and can_copy_scaled(like, batch.largest)
+        # The gathered batch is freed before the iteration.
+        gather = _gather_in_order if in_one_pass else _gather_normalized
+        result = orthogonalization.iterate(gather(batch, plan, gradients))
         for piece in batch.pieces:
             layout = plan.layouts[piece.layout]
-            scaled.append(_scatter(piece, layout, batch, result, buffers, gradients[0].dtype))
-            scales.append(piece.scale)
-    torch._foreach_mul_(scaled, scales)
+            if in_one_pass:
+                _scatter_scaled(piece, layout, result, buffers, like.dtype)
+            else:
+                scaled.append(_scatter(piece, layout, batch, result, buffers, like.dtype))
+                scales.append(piece.scale)
+    if scaled:
+        torch._foreach_mul_(scaled, scales)
     found: list[Tensor | None] = [None] * len(gradients)
     for number, layout in enumerate(plan.layouts):
         for index, direction in zip(layout.indices, buffers[number].unbind(), strict=True):
@@ -234,15 +253,36 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
     return found  # type: ignore[return-value]  # every index is in one layout
 
 
+def _gather_normalized(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
+    return orthogonalization.normalize(_gather(batch, plan, gradients))
+
+
+def _gather_in_order(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
+    """The same with each matrix read in the order in which it lies, and turned on the way back."""
+    total, rows, columns = batch.size
+    split = batch.count_wide
+    sources: dict[bool, list[Tensor]] = {False: [], True: []}
+    for piece in batch.pieces:
+        for found in _find_sources(piece, plan, gradients):
+            sources[piece.tall].append(found.mT if piece.tall else found)
+    stack = gradients[0].new_empty(total, rows, columns)
+    wide, tall = stack[:split], stack[split:].view(total - split, columns, rows)
+    for place, given in ((wide, sources[False]), (tall, sources[True])):
+        if given:
+            torch.cat(given, out=place)
+    factors = orthogonalization.find_factors(stack)
+    x = torch.empty_like(stack, dtype=orthogonalization.choose_dtype(stack))
+    torch.mul(wide, factors[:split], out=x[:split])
+    copy_scaled(tall.mT[None], x[None, split:], factors[split:])
+    return x
+
+
 def _gather(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
     """One batch. Rows and columns of zeros stay zeros and do not affect the others."""
     sources: dict[tuple[int, int], list[Tensor]] = {}
     for piece in batch.pieces:
         own = sources.setdefault((piece.rows, piece.columns), [])
-        size, stride, offset = piece.size, piece.stride, piece.offset
-        for index in plan.layouts[piece.layout].indices:
-            gradient = gradients[index]
-            own.append(gradient.as_strided(size, stride, gradient.storage_offset() + offset))
+        own += _find_sources(piece, plan, gradients)
     if not batch.padded:
         (alike,) = sources.values()
         return torch.cat(alike)
@@ -253,6 +293,30 @@ def _gather(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
         torch.cat(alike, out=stack[first:end, :rows, :columns])
         first = end
     return stack
+
+
+def _find_sources(piece: Piece, plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The matrices of a piece in each tensor of its layout."""
+    found = [gradients[index] for index in plan.layouts[piece.layout].indices]
+    size, stride, offset = piece.size, piece.stride, piece.offset
+    return [g.as_strided(size, stride, g.storage_offset() + offset) for g in found]
+
+
+def _scatter_scaled(
+    piece: Piece, layout: Layout, result: Tensor, buffers: dict[int, Tensor], dtype: torch.dtype
+) -> None:
+    """Put the scaled directions of a piece where its layout has them."""
+    tensors = len(layout.indices)
+    _, rows, columns = result.shape
+    area = rows * columns
+    size, stride = (tensors, *piece.size), (piece.count * area, area, columns, 1)
+    if piece.layout not in buffers:
+        buffers[piece.layout] = result.new_empty_strided(
+            (tensors, *layout.shape), (layout.numel, *layout.stride), dtype=dtype
+        )
+    place = buffers[piece.layout].as_strided(size, (layout.numel, *piece.stride), piece.offset)
+    start = result.storage_offset() + piece.first * area
+    copy_scaled(result.as_strided(size, stride, start), place, piece.scale)
 
 
 def _scatter(

@@ -63,14 +63,20 @@ def orthogonalize(wide: Tensor) -> Tensor:
 
 def normalize(wide: Tensor) -> Tensor:
     """The batch with norms of at most 1, in the dtype of the iteration."""
-    # In float64, so that squares do not overflow.
-    norms = torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True, dtype=torch.float64)
-    factors = norms.clamp(min=torch.finfo(wide.dtype).tiny).reciprocal().to(wide.dtype)
-    dtype = choose_dtype(wide)
+    factors, dtype = find_factors(wide), choose_dtype(wide)
+    narrow: Tensor
     if torch.compiler.is_compiling():
-        narrow: Tensor = (wide * factors).to(dtype)
-        return narrow
-    return torch.mul(wide, factors, out=torch.empty_like(wide, dtype=dtype))  # in one pass
+        narrow = (wide * factors).to(dtype)
+    else:  # in one pass
+        narrow = torch.mul(wide, factors, out=torch.empty_like(wide, dtype=dtype))
+    return narrow
+
+
+def find_factors(wide: Tensor) -> Tensor:
+    """What gives each matrix of a batch (b, m, n) a norm of 1, as (b, 1, 1)."""
+    # In float64, so that squares do not overflow.
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True, dtype=torch.float64)
+    return norms.clamp(min=torch.finfo(wide.dtype).tiny).reciprocal().to(wide.dtype)
 
 
 def choose_dtype(wide: Tensor) -> torch.dtype:

@@ -1,13 +1,15 @@
-"""Momentum and the diagonal P in one pass: the values of torch's, and where the kernels run."""
+"""P's elementwise arithmetic in one pass: the values of torch's, and where the kernels run."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton", minversion="3.3")
 
-from neumann.optim.preconditioners import Diagonal, Momentum
+from neumann.optim.preconditioners import Diagonal, Momentum, batch_plan
+from neumann.optim.preconditioners.batch_plan import orthogonalize_planned
 from neumann.optim.preconditioners.cuda import elementwise
-from neumann.optim.preconditioners.cuda.elementwise import split_by_size
+from neumann.optim.preconditioners.cuda.elementwise import copy_scaled, split_by_size
+from neumann.optim.preconditioners.matrix_view import MatrixView
 from tests.support.triton_runs import device
 
 SIZES = {"one block": 1000, "exact": 1024, "ragged": 2500}
@@ -98,7 +100,95 @@ def test_which_tensors_the_kernels_take(monkeypatch):
     assert split_by_size(on_cpu, on_cpu) == ([], [0])
 
 
+COPIES = {  # shape, order of the source's and of the result's dimensions in memory
+    "as it is": ((2, 3, 70, 90), (0, 1, 2, 3), (0, 1, 2, 3)),
+    "transposed on the way": ((1, 4, 65, 130), (0, 1, 3, 2), (0, 1, 2, 3)),
+    "transposed on the way back": ((2, 1, 20, 80), (0, 1, 2, 3), (0, 1, 3, 2)),
+    "any order": ((2, 2, 5, 7), (3, 1, 0, 2), (2, 0, 3, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", COPIES)
+def test_scaled_copies_have_the_bits_of_torch(name, dtype):
+    shape, source_order, out_order = COPIES[name]
+
+    def order(tensor, dimensions):
+        back = [dimensions.index(d) for d in range(4)]
+        return tensor.permute(dimensions).contiguous().permute(back)
+
+    source = order(make(*shape), source_order)
+    factors = make(shape[0] * shape[1], seed=1)
+    out = order(torch.full(shape, 7.0, device=device(), dtype=dtype), out_order)
+    copy_scaled(source, out, factors)
+    assert torch.equal(out, (source * factors.view(*shape[:2], 1, 1)).to(dtype))
+    back = order(torch.empty(shape, device=device()), source_order)
+    copy_scaled(out, back, 0.3)
+    assert torch.equal(back, out.float() * 0.3)
+
+
+def test_copies_of_nothing():
+    empty = torch.empty(1, 0, 4, 5, device=device())
+    copy_scaled(empty, empty, 2.0)
+
+
+VIEWS = {
+    "wide and tall": (MatrixView(), [(8, 20), (20, 8), (8, 20), (20, 8)]),
+    "tall": (MatrixView(), [(20, 8)]),
+    "square": (MatrixView(), [(9, 9), (9, 9)]),
+    "convolutions": (MatrixView(), [(8, 3, 3, 3), (27, 8)]),
+    "fused": (MatrixView(parts=3), [(36, 12), (36, 12)]),
+    "fused, transposed": (MatrixView(parts=3, transposed=True), [(12, 36), (12, 36)]),
+    "stacked": (MatrixView(stacked=True), [(4, 8, 20), (4, 8, 20)]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_batches_in_one_pass_give_the_bits_of_those_in_several(name, monkeypatch):
+    view, shapes = VIEWS[name]
+    gradients = [make(*shape, seed=i) for i, shape in enumerate(shapes)]
+    if name == "convolutions":
+        gradients[0] = gradients[0].to(memory_format=torch.channels_last)
+    wanted = orthogonalize_planned(gradients, view, 0.2, "norm")
+    copies = []
+
+    def copy(*given):
+        copies.append(given)
+        copy_scaled(*given)
+
+    monkeypatch.setattr(batch_plan, "can_copy_scaled", lambda *given: True)
+    monkeypatch.setattr(batch_plan, "copy_scaled", copy)
+    found = orthogonalize_planned(gradients, view, 0.2, "norm")
+    assert copies
+    for ours, theirs, gradient in zip(found, wanted, gradients, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == gradient.stride()
+
+
+def test_which_tensors_are_copied_in_one_pass(monkeypatch):
+    monkeypatch.setattr(elementwise, "can_run", lambda index: True)
+    assert elementwise.can_copy_scaled(stub(8, 8), 64)
+    assert not elementwise.can_copy_scaled(stub(8, 8), 2**31)
+    assert not elementwise.can_copy_scaled(stub(8, 8, dtype=torch.float64), 64)
+    assert not elementwise.can_copy_scaled(torch.empty(8, 8), 64)
+    monkeypatch.setattr(elementwise, "can_run", lambda index: False)
+    assert not elementwise.can_copy_scaled(stub(8, 8), 64)
+
+
 # ------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaling", ["rms", "norm"])
+def test_batches_in_one_pass_on_a_gpu(scaling, monkeypatch):
+    gradients = [make(768, 2304), make(2304, 768), make(1024, 256, 3, 3), make(2304, 2304)[:768]]
+    gradients[2] = gradients[2].to(memory_format=torch.channels_last)
+    found = orthogonalize_planned(gradients, MatrixView(), 0.2, scaling)
+    monkeypatch.setattr(batch_plan, "can_copy_scaled", lambda *given: False)
+    plain = orthogonalize_planned(gradients, MatrixView(), 0.2, scaling)
+    for ours, theirs, gradient in zip(found, plain, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max()))
+        assert ours.stride() == gradient.stride()
 
 
 @pytest.mark.gpu

@@ -46,7 +46,7 @@ def _find_tile(index, tiles, BAND: tl.constexpr):
 
 
 @triton.jit
-def _widen(values):
+def widen(values):
     """bfloat16 to float32, as integers: the interpreter multiplies the bits of bfloat16."""
     if values.dtype.is_bf16():
         values = (values.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(
@@ -56,7 +56,7 @@ def _widen(values):
 
 
 @triton.jit
-def _narrow(values, dtype: tl.constexpr):
+def narrow(values, dtype: tl.constexpr):
     """To a narrow dtype, rounded to nearest; the interpreter's own cast truncates to bfloat16."""
     if dtype == tl.float16:
         return values.to(tl.float16)
@@ -113,8 +113,8 @@ def symmetric_kernel(
             left = tl.load(left_at, mask=depth[None, :] < columns - start, other=0.0)
             right = tl.load(right_at, mask=depth[:, None] < columns - start, other=0.0)
         if INTERPRETED:
-            left = _widen(left)
-            right = _widen(right)
+            left = widen(left)
+            right = widen(right)
         total = tl.dot(left, right, total)
         left_at += DEPTH * x_column
         right_at += DEPTH * y_column
@@ -125,12 +125,12 @@ def symmetric_kernel(
         addend_at = addend + down[:, None] * addend_row + across[None, :] * addend_column
         values = tl.load(addend_at, mask=here, other=0.0)
         if INTERPRETED:
-            values = _widen(values)
+            values = widen(values)
         total += beta * values.to(tl.float32)
     if tile_row == tile_column:
         total = tl.where(down[:, None] >= across[None, :], total, tl.trans(total))
     dtype: tl.constexpr = out.dtype.element_ty
-    result = _narrow(total, dtype) if INTERPRETED else total.to(dtype)
+    result = narrow(total, dtype) if INTERPRETED else total.to(dtype)
     out += batch * rows * rows
     tl.store(out + down[:, None] * rows + across[None, :], result, mask=here)
     if tile_row != tile_column:
