@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import neumann
+from neumann.optim.preconditioners.captured import ORDINARY_STEPS
 from neumann.optim.roles import HIDDEN, find_roles
 
 LR = 1e-6  # the values of the weights should stay what they are
@@ -115,6 +116,25 @@ class CapturedStepping(Stepping):
         self._graph.replay()
 
 
+class SelfCapturedStepping(Stepping):
+    """A step in which the optimizer replays a graph of P that it has captured by itself."""
+
+    def __init__(self, stepping: Stepping) -> None:
+        super().__init__(stepping.optimizers, stepping.gradients)
+        for _ in range(ORDINARY_STEPS):
+            self.give_gradients()
+            self.step()
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = count_free_bytes()
+        self.give_gradients()
+        self.step()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what stays belongs to the graph
+        self.graph_bytes = count_free_bytes() - before
+
+
 @cache
 def find_capture_stream() -> torch.cuda.Stream:
     """The same for all graphs, because torch keeps a workspace for products on every stream."""
@@ -141,6 +161,10 @@ def count_free_bytes() -> int:
 
 def capture(model: nn.Module, build: Callable[..., Stepping]) -> Stepping:
     return CapturedStepping(build(model, capturable=True))
+
+
+def capture_itself(model: nn.Module) -> Stepping:
+    return SelfCapturedStepping(build_neumann(model, capturable=True))
 
 
 def build_torch_muon(model: nn.Module, *, capturable: bool = False) -> Stepping:
@@ -199,6 +223,12 @@ PEERS = [
         "Neumann spectral, captured",
         partial(capture, build=build_neumann),
         f"{ALL}; capturable=True, {REPLAYED}",
+        on_cuda_only=True,
+    ),
+    Peer(
+        "Neumann spectral, capturable",
+        capture_itself,
+        f"{ALL}; capturable=True: the optimizer replays a CUDA graph of P",
         on_cuda_only=True,
     ),
     Peer(REFERENCE, build_torch_muon, MATRICES),

@@ -20,7 +20,8 @@ PLAIN = "Neumann, P = I"
 FORMS = {  # of P, in the table of training steps
     "diagonal": "Neumann, diagonal",
     "spectral": "Neumann, spectral",
-    "in a CUDA graph": "Neumann, spectral, in a graph",
+    "spectral, capturable": "Neumann, spectral, capturable",
+    "step in your graph": "Neumann, spectral, in a graph",
 }
 SQUARES = ["1x2048x2048", "4x2048x2048", "16x2048x2048", "1x4096x4096", "4x4096x4096"]
 
@@ -34,7 +35,7 @@ def format_peers(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([NETWORKS[row["case"]].title, row["name"]])
         if "error" in row:
-            cells[-1].append(row["error"])
+            cells[-1].append(row["error"].partition(". ")[0])
             continue
         for clock in ("wall", "gpu"):
             found = row[f"{clock}_quartiles_ms"]
@@ -57,7 +58,7 @@ def format_shares(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([row["part"]])
         if "error" in row:
-            cells[-1].append(row["error"])
+            cells[-1].append(row["error"].partition(". ")[0])
             continue
         for clock in ("wall", "gpu"):
             for found, factor in ((f"{clock}_quartiles_ms", 1), (f"{clock}_share_quartiles", 100)):

@@ -43,6 +43,7 @@ from neumann.optim.interrupts import run_uninterrupted, run_with_grad_mode
 from neumann.optim.options import keeps_average
 from neumann.optim.preconditioners import Preconditioner, memory
 from neumann.optim.preconditioners.apply import precondition
+from neumann.optim.preconditioners.captured import CapturedPreconditioner
 from neumann.optim.preconditioners.exchange import Exchange, find_exchange
 from neumann.optim.skipping import agree_on_skipping
 from neumann.optim.state import CLOCK, DISTANCE, OFFSET, WEIGHTS, StateStore
@@ -104,7 +105,8 @@ class Neumann(Optimizer):
         foreach: use the multi-tensor form; None chooses for you. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
         capturable: let a CUDA graph capture the step; the learning rate becomes a tensor on the
-            device. Needs the fused CUDA kernel.
+            device. If you do not capture it, the optimizer captures P by itself after a few steps,
+            where it can. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
             uses it if it can run. If it cannot, True raises an error that says why.
         process_group: the torch.distributed group over which whole parameters are distributed, as
@@ -236,6 +238,7 @@ class Neumann(Optimizer):
         self._exchange = find_exchange(parameters, self.distributed, self.process_group)
         device = parameters[0].device if parameters else torch.device("cpu")
         self._backend, self._sharding = backend(device), sharding
+        self._captured = CapturedPreconditioner()
         self._distance = DistanceTracker(store, self._backend, sharding)
         self._watch.forget_versions()
         tracing.treat_reset_table_as_constant()
@@ -348,7 +351,7 @@ class Neumann(Optimizer):
         # On the host nothing is left to skip.
         skip = found_inf if self._backend.on_device else None
         grad_scale = getattr(self, "grad_scale", None)
-        groups, grad_scale = precondition(groups, grad_scale, skip, self._exchange)
+        groups, grad_scale = self._precondition(groups, grad_scale, skip)
         sums = r_squared = store.scalars[DISTANCE]
         if self._sharding is not None:
             groups, sums = self._sharding.split(groups), self._sharding.sums
@@ -368,6 +371,16 @@ class Neumann(Optimizer):
             self._cut_short = False
 
         run_uninterrupted(write)
+
+    def _precondition(
+        self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
+    ) -> tuple[list[Tensors], Tensor | None]:
+        """Apply P, in a CUDA graph of its own if the step is capturable and nobody captures it."""
+        capturable = self.param_groups[0]["capturable"]
+        divided = self._exchange is not None or self._sharding is not None
+        if not capturable or divided or torch.cuda.is_current_stream_capturing():
+            return precondition(groups, grad_scale, skip, self._exchange)
+        return self._captured.precondition(groups, grad_scale, skip)
 
     def _traced_step(self) -> None:
         """The step as a tracer sees it."""

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from neumann import Neumann
-from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral
+from neumann.optim.preconditioners import Diagonal, Momentum, Preconditioner, Spectral, apply
+from neumann.optim.preconditioners.memory import preconditioner_of
 from tests.support.preconditioned import (
     CLOCK,
     FORMS,
@@ -245,6 +246,28 @@ def test_a_loss_scale_is_divided_out_of_every_group():
     for ours, theirs in zip(run(2.0**16), run(1.0), strict=True):
         torch.testing.assert_close(ours, theirs)
         assert not torch.equal(ours, torch.ones_like(ours))
+
+
+def test_matrices_go_first(monkeypatch):
+    """A GPU is busy with them while the host launches the rest; the groups keep their order."""
+    applied = []
+
+    def watch(group, *given):
+        applied.append(preconditioner_of(group.options))
+        return apply_to(group, *given)
+
+    apply_to = apply.precondition_group
+    monkeypatch.setattr(apply, "precondition_group", watch)
+    groups = [
+        {"params": [nn.Parameter(torch.full((3, 3), float(n)))], "precondition": p}
+        for n, p in enumerate(["diagonal", None, "spectral", "diagonal"])
+    ]
+    optimizer = Neumann(groups, lr=0.1, precondition="spectral", warmup_steps=1)
+    for group in groups:
+        group["params"][0].grad = torch.eye(3)
+    found, _ = apply.precondition(optimizer._gather(), None, None)
+    assert [p and p.name for p in applied] == ["spectral", "diagonal", None, "diagonal"]
+    assert [group.weights[0].detach()[0, 0].item() for group in found] == [0, 1, 2, 3]
 
 
 def test_repr_shows_the_preconditioner():

@@ -7,6 +7,7 @@ learning rate may change every step.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ class CapturedGradientComputer:
     def __init__(self, computer: GradientComputer) -> None:
         self._computer = computer
         self._ordinary = 0  # steps taken without the graph
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = _find_capture_stream(torch.cuda.current_device())
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs = self._labels = self._loss = torch.empty(0)
 
@@ -121,3 +122,9 @@ class CapturedGradientComputer:
         with torch.cuda.graph(graph, stream=self._stream):
             self._loss = self._computer.compute([(self._inputs, self._labels)])
         return graph
+
+
+@functools.cache
+def _find_capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all runs of a process: torch keeps memory for products on every stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

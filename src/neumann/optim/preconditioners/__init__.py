@@ -18,6 +18,7 @@ batch_plan          which matrices it takes together, worked out once
 cuda                kernels for NVIDIA GPUs
 matrix_view         the matrices inside one tensor, such as fused projections
 apply               where P acts in a step
+captured            the same in a CUDA graph
 exchange            which matrices are divided among processes
 ownership           which process applies P to which of them, and what travels for that
 journey             carries that out, with asynchronous collectives
