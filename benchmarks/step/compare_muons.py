@@ -46,16 +46,20 @@ def measure(
 ) -> list[dict[str, Any]]:
     """The rows of a case."""
     model = build_network(case, device)
+    weights = sum(p.numel() for p in model.parameters())
     shared = Stepping([], make_gradients(list(model.parameters())))
-    timed = [TimedPeer(peer, model, device) for peer in peers]
+    timed = [TimedPeer(peer, model, device) for peer in peers if peer.takes(weights)]
     for entry in timed:
         show_progress(f"{NETWORKS[case].title}: building {entry.peer.name}")
         shared.give_gradients()  # a peer that made its own would count them as state
         entry.attempt(entry.build)
     *_, (rounds, passed) = (0, 0.0), *time_in_rounds(timed, seconds)
     show_progress(f"{NETWORKS[case].title}: {rounds} rounds, {passed:.0f} s")
-    weights = sum(p.numel() for p in model.parameters())
-    rows = [make_row(case, weights, entry) for entry in timed]
+    rows = []
+    for entry in timed:
+        rows.append(make_row(case, weights, entry))
+        entry.release()  # the next one may need the memory
+        free_memory(device)
     del model, shared, entry
     timed.clear()
     free_memory(device)

@@ -8,6 +8,7 @@ one, torch's fused one elsewhere. Fused AdamW for all parameters is there for sc
 import gc
 import importlib.metadata
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -53,6 +54,10 @@ class Peer:
     package: str | None = None  # that it needs, beyond torch
     on_cuda_only: bool = False
     period: int = 1  # steps after which its work repeats
+    most_weights: float = math.inf  # of a network on which it is measured
+
+    def takes(self, weights: int) -> bool:
+        return weights <= self.most_weights
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -230,6 +235,7 @@ PEERS = [
         capture_itself,
         f"{ALL}; capturable=True: the optimizer replays a CUDA graph of P",
         on_cuda_only=True,
+        most_weights=5e8,  # all optimizers share the card's memory
     ),
     Peer(REFERENCE, build_torch_muon, MATRICES),
     Peer(
