@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class Stepping:
     optimizers: list[torch.optim.Optimizer]
     gradients: list[tuple[Tensor, Tensor]]  # of each parameter
     graph_bytes: int = 0  # GPU memory that a CUDA graph keeps, beyond parameters and state
+    counts_allocated: ClassVar[bool] = False  # whether some of it counts as allocated
 
     def give_gradients(self) -> None:
         """Before every step: a peer may drop them after its own."""
@@ -122,22 +123,29 @@ class CapturedStepping(Stepping):
 
 
 class SelfCapturedStepping(Stepping):
-    """A step in which the optimizer replays a graph of P that it has captured by itself."""
+    """A step in which the optimizer replays a graph of P that it has captured by itself.
+
+    Its memory is all that this adds: copies of the gradients, directions, and what P works with.
+    """
+
+    counts_allocated = True
 
     def __init__(self, stepping: Stepping) -> None:
         super().__init__(stepping.optimizers, stepping.gradients)
-        for _ in range(ORDINARY_STEPS):
+        for _ in range(ORDINARY_STEPS - 1):
             self.give_gradients()
             self.step()
+        before = self._count_reserved()
+        for _ in range(2):  # makes copies of the gradients, and captures
+            self.give_gradients()
+            self.step()
+        self.graph_bytes = self._count_reserved() - before
+
+    def _count_reserved(self) -> int:
         torch.cuda.synchronize()
         gc.collect()
         torch.cuda.empty_cache()
-        before = count_free_bytes()
-        self.give_gradients()
-        self.step()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what stays belongs to the graph
-        self.graph_bytes = count_free_bytes() - before
+        return torch.cuda.memory_reserved()
 
 
 @cache

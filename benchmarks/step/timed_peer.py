@@ -38,7 +38,7 @@ class TimedPeer(TimedSteps):
         synchronize(self.device)
         self.build_seconds = time.perf_counter() - start
         gc.collect()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self._stepping.counts_allocated:
             self.state_bytes = torch.cuda.memory_allocated() - before
         else:
             self.state_bytes = sum(count_bytes(o.state) for o in self._stepping.optimizers)

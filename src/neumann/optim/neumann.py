@@ -375,12 +375,11 @@ class Neumann(Optimizer):
     def _precondition(
         self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
     ) -> tuple[list[Tensors], Tensor | None]:
-        """Apply P, in a CUDA graph of its own if the step is capturable and nobody captures it."""
-        capturable = self.param_groups[0]["capturable"]
+        """Apply P, in a CUDA graph of its own if the step is capturable."""
         divided = self._exchange is not None or self._sharding is not None
-        if not capturable or divided or torch.cuda.is_current_stream_capturing():
-            return precondition(groups, grad_scale, skip, self._exchange)
-        return self._captured.precondition(groups, grad_scale, skip)
+        if self.param_groups[0]["capturable"] and not divided:
+            return self._captured.precondition(groups, grad_scale, skip)
+        return precondition(groups, grad_scale, skip, self._exchange)
 
     def _traced_step(self) -> None:
         """The step as a tracer sees it."""

@@ -96,7 +96,7 @@ def test_replayed_steps_are_those_without_a_graph(name, monkeypatch):
 
 
 def test_a_change_of_form_ends_the_graph(monkeypatch):
-    """A frozen layer, another decay, a loaded state: ordinary steps, and then a new graph."""
+    """A missing gradient, another decay, a loaded state: ordinary steps, then a new graph."""
     (model, optimizer), (other, plain) = build(), build()
     graphs = use_graphs(optimizer, monkeypatch)
     ordinary, first = ORDINARY_STEPS, 0
@@ -110,13 +110,13 @@ def test_a_change_of_form_ends_the_graph(monkeypatch):
 
     train_both(ordinary + 2)
     assert (graphs.captures, graphs.replays) == (1, 2)
-    train_both(ordinary, missing=(2,))
+    train_both(2 * ordinary, missing=(2,))  # each time it waits longer
     assert graphs.replays == 2
     train_both(1, missing=(2,))
     assert (graphs.captures, graphs.replays) == (2, 3)
     for each in (optimizer, plain):
         each.param_groups[0]["weight_decay"] = 0.3
-    train_both(ordinary + 1)
+    train_both(4 * ordinary + 1)
     assert (graphs.captures, graphs.replays) == (3, 4)
     saved = copy.deepcopy(plain.state_dict())
     for each in (optimizer, plain):
@@ -220,8 +220,19 @@ def test_a_copy_of_the_optimizer_has_no_graph(monkeypatch):
     model, optimizer = build()
     use_graphs(optimizer, monkeypatch)
     train(model, optimizer, ORDINARY_STEPS + 2)
-    assert optimizer._captured._recording is not None
-    assert copy.deepcopy(optimizer._captured)._recording is None
+    assert optimizer._captured._fixed is not None
+    assert copy.deepcopy(optimizer._captured)._fixed is None
+
+
+def test_a_capture_by_the_user_ends_those_by_the_optimizer(monkeypatch):
+    model, optimizer = build()
+    graphs = use_graphs(optimizer, monkeypatch)
+    train(model, optimizer, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "is_capturing", lambda: True)
+        train(model, optimizer, 1, 2)
+    train(model, optimizer, 3 * ORDINARY_STEPS, 3)
+    assert graphs.captures == 0
 
 
 # ------------------------------------------------------------------ on a GPU
@@ -261,30 +272,75 @@ def train_on_gpu(model, optimizer, schedule, steps, scaler=None):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_captured_steps_on_a_gpu(scaled, dtype):
-    """The bits of ordinary steps, also where one is skipped."""
+    """They are those of ordinary steps, also where one is skipped."""
     found = []
     for capturable in (False, True):
         model, optimizer, schedule = build_on_gpu(capturable=capturable, state_dtype=dtype)
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10) if scaled else None
         train_on_gpu(model, optimizer, schedule, 12, scaler)
-        recording = optimizer._captured._recording
-        assert (recording is not None) == capturable
+        fixed = optimizer._captured._fixed
+        assert (fixed is not None and fixed.graph is not None) == capturable
         found.append([p.detach().clone() for p in model.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu
-def test_a_capture_of_the_whole_step_holds_p_too():
+@pytest.mark.parametrize("view", [False, True])
+def test_gradients_in_another_layout_than_their_copies(view):
+    """Not aligned, as in a bucket of DDP, or expanded: the graph needs no other kernels."""
+    p = nn.Parameter(torch.ones(2048, 2048, device="cuda"))
+    optimizer = Neumann([p], lr=0.01, precondition="spectral", capturable=True)
+    bucket = torch.randn(10 + p.numel(), device="cuda")
+    for _ in range(ORDINARY_STEPS + 3):
+        whole = bucket[10:].view_as(p) if view else bucket[0].expand_as(p)
+        p.grad = whole
+        optimizer.step()
+    assert optimizer._captured._fixed.graph is not None
+    assert p.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_after_a_capture_that_failed_torch_goes_on(monkeypatch):
+    """A synchronization is not allowed in a capture."""
+    p = nn.Parameter(torch.ones(64, 64, device="cuda"))
+    optimizer = Neumann([p], lr=0.01, precondition="spectral", capturable=True)
+    compute = captured.FixedStep._compute
+
+    def wait(fixed):
+        if captured.is_capturing():
+            p.sum().item()
+        return compute(fixed)
+
+    monkeypatch.setattr(captured.FixedStep, "_compute", wait)
+    stream = torch.cuda.current_stream()
+    p.grad = torch.randn_like(p)
+    for _ in range(ORDINARY_STEPS):
+        optimizer.step()
+    with pytest.warns(UserWarning, match="could not be captured"):
+        optimizer.step()
+    optimizer.step()
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(8, device="cuda").isfinite().all()
+    other = torch.cuda.Stream()
+    x = torch.ones(1000, device="cuda")
+    x.record_stream(other)
+    del x
+    torch.cuda.synchronize()
+    assert p.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warm_up", [ORDINARY_STEPS, 11])
+def test_a_capture_of_the_whole_step_holds_p_too(warm_up):
     model, optimizer, _ = build_on_gpu(capturable=True)
     x = torch.randn(16, 3, 8, 8, device="cuda")
     model(x).square().mean().backward()
-    for _ in range(ORDINARY_STEPS):
+    for _ in range(warm_up):
         optimizer.step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
-    assert optimizer._captured._recording is None
     before = [p.detach().clone() for p in model.parameters()]
     graph.replay()
     torch.cuda.synchronize()

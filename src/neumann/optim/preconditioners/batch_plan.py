@@ -2,11 +2,13 @@
 
 All of this follows from the shapes and strides of the gradients. It is worked out once and kept, so
 that a step only looks up indices and strides. It needs few launches, too: each batch is gathered by
-one torch.cat (one for each shape of matrix if it is padded), and directions that must be copied to
-their layout are copied together for all tensors of that layout.
+one or two torch.cat (one for each shape of matrix if it is padded), and directions that must be
+copied to their layout are copied together for all tensors of that layout. On NVIDIA GPUs, one pass
+each turns, scales and casts the matrices of a batch (`cuda.elementwise`).
 
-The result has the bits of `orthogonalization.orthogonalize_many` and `orthogonalize_batches`, which
-remain for tracers and for layouts whose matrices no strides can describe.
+Elsewhere the result has the bits of `orthogonalization.orthogonalize_many` and
+`orthogonalize_batches`, which remain for tracers and for layouts whose matrices no strides can
+describe.
 """
 
 import functools
@@ -19,7 +21,11 @@ import torch
 from torch import Tensor
 
 from neumann.optim.preconditioners import orthogonalization
-from neumann.optim.preconditioners.cuda.elementwise import can_copy_scaled, copy_scaled
+from neumann.optim.preconditioners.cuda.elementwise import (
+    can_copy_scaled,
+    copy_scaled,
+    find_factors,
+)
 from neumann.optim.preconditioners.matrix_view import MatrixView
 from neumann.optim.tensors import is_dense
 
@@ -254,7 +260,7 @@ def _carry_out(plan: Plan, gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _gather_normalized(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
-    return orthogonalization.normalize(_gather(batch, plan, gradients))
+    return orthogonalization.normalize(_gather(batch, plan, gradients), overwrite=True)
 
 
 def _gather_in_order(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> Tensor:
@@ -270,7 +276,7 @@ def _gather_in_order(batch: Batch, plan: Plan, gradients: Sequence[Tensor]) -> T
     for place, given in ((wide, sources[False]), (tall, sources[True])):
         if given:
             torch.cat(given, out=place)
-    factors = orthogonalization.find_factors(stack)
+    factors = find_factors(stack)
     x = torch.empty_like(stack, dtype=orthogonalization.choose_dtype(stack))
     torch.mul(wide, factors[:split], out=x[:split])
     copy_scaled(tall.mT[None], x[None, split:], factors[split:])

@@ -2,14 +2,16 @@
 
 A network with many shapes needs about a hundred launches for P, which take the host longer than the
 kernels take the GPU. After a few steps whose tensors have the same form (addresses, shapes,
-options), P is captured. It reads copies of the gradients, because those move, and leaves the
-directions where the update finds them. As soon as the form changes, steps are ordinary again until
-the new one has lasted as long.
+options) P is captured, and the graph is replayed as long as the form stays the same. It reads
+copies of the gradients, because those move. When the form changes, P's kernels are launched one by
+one again until the new form has lasted; each time it takes longer until the next capture.
 
 Only preconditioners of this package are captured: one of your own may do what a graph does not
-repeat. Nor is P captured where it communicates, or inside of your own capture, which then holds it.
+repeat. Nor is P captured where it communicates. If you capture the step, your graph holds P, and
+this one is not used any more.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from neumann.caller_warnings import warn_caller
+from neumann.optim.interrupts import run_uninterrupted
 from neumann.optim.preconditioners.apply import has_matrices, leave_options, precondition
 from neumann.optim.preconditioners.diagonal import Diagonal
 from neumann.optim.preconditioners.memory import preconditioner_of, stages_of
@@ -25,9 +28,9 @@ from neumann.optim.preconditioners.momentum import Momentum, SlowMomentum
 from neumann.optim.preconditioners.spectral import Spectral
 from neumann.optim.tensors import Tensors
 
-ORDINARY_STEPS = 3  # before a capture; in these, kernels are compiled and state is created
+ORDINARY_STEPS = 3  # before the first capture; in these, kernels are compiled and state is created
 KNOWN = (Spectral, Diagonal, Momentum, SlowMomentum)
-Call = Callable[[], Any]
+Preconditioned = tuple[list[Tensors], Tensor | None]
 
 
 class CapturedPreconditioner:
@@ -35,8 +38,9 @@ class CapturedPreconditioner:
 
     def __init__(self) -> None:
         self._form: Any = None
-        self._steps = 0  # ordinary ones, of this form
-        self._recording: Recording | None = None
+        self._steps = 0  # of this form
+        self._wait = ORDINARY_STEPS  # steps of a form before it is captured
+        self._fixed: FixedStep | None = None
         self._refused = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,36 +49,48 @@ class CapturedPreconditioner:
 
     def precondition(
         self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
-    ) -> tuple[list[Tensors], Tensor | None]:
-        """See `apply.precondition`. Call it on a GPU, outside of captures."""
-        if self._refused or not can_capture(groups):
-            return precondition(groups, grad_scale, skip)
-        form = describe(groups, grad_scale, skip)
-        if form != self._form:
-            self._form, self._steps, self._recording = form, 0, None
-        if self._recording is None and self._steps < ORDINARY_STEPS:
-            self._steps += 1
-            return precondition(groups, grad_scale, skip)
-        if self._recording is None:
-            try:
-                self._recording = Recording(groups, grad_scale, skip)
-            except Exception as error:  # whatever a capture raises
-                self._refused = True
-                reason = (str(error).strip() or repr(error)).splitlines()[0]
-                warn_caller(
-                    f"P could not be captured in a CUDA graph ({reason}); its kernels are launched "
-                    "one by one, which gives the same steps and takes the host longer"
-                )
+    ) -> Preconditioned:
+        """See `apply.precondition`. The parameters are on one GPU."""
+        with _on_device(groups):
+            if self._refused or not can_capture(groups):
                 return precondition(groups, grad_scale, skip)
-        return self._recording.replay(groups, grad_scale, skip), None
+            if is_capturing():  # the user's graph will hold P from now on
+                self._refused = True
+                return precondition(groups, grad_scale, skip)
+            form = describe(groups, grad_scale, skip)
+            if form != self._form:
+                self._form, self._steps, self._fixed = form, 0, None
+            self._steps += 1
+            if self._fixed is None:
+                if self._steps < self._wait:
+                    return precondition(groups, grad_scale, skip)
+                # Its first step compiles what the graph needs.
+                self._fixed = FixedStep(groups, grad_scale, skip)
+            elif self._fixed.graph is None:
+                self._capture(self._fixed)
+            return self._fixed.take(groups, grad_scale, skip), None
+
+    def _capture(self, fixed: "FixedStep") -> None:
+        self._wait *= 2
+        try:
+            run_uninterrupted(fixed.capture)
+        except Exception as error:  # whatever a capture raises
+            self._refused = True
+            cause = error.__context__ or error  # ending the capture raises an error of its own
+            reason = (str(cause).strip() or repr(cause)).splitlines()[0]
+            warn_caller(
+                f"P could not be captured in a CUDA graph ({reason}). Its kernels are launched one "
+                "by one, which gives the same steps and costs more host time"
+            )
 
 
-class Recording:
-    """P of some groups in a graph, with tensors of its own for all that moves between steps."""
+class FixedStep:
+    """P of some groups, with tensors of its own for all that moves between steps."""
 
     def __init__(
         self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
     ) -> None:
+        self.graph: Callable[[], None] | None = None  # replays it
         self._groups = [
             group.replace_gradients(
                 [None if g is None else torch.empty_like(g) for g in group.gradients]
@@ -82,34 +98,46 @@ class Recording:
             for group in groups
         ]
         self._scale, self._skip = (
-            None if given is None else given.clone() for given in (grad_scale, skip)
+            None if given is None else torch.empty_like(given) for given in (grad_scale, skip)
         )
-        self._directions, self._replay = capture(
-            lambda: [
-                group.gradients for group in precondition(self._groups, self._scale, self._skip)[0]
-            ]
-        )
+        self._directions: list[list[Tensor | None]] = []
 
-    def replay(
+    def capture(self) -> None:
+        self._directions, self.graph = capture(self._compute)
+
+    def take(
         self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None
     ) -> list[Tensors]:
-        """The groups with their directions, which the next replay overwrites."""
-        own = [g for group in self._groups for g in group.gradients if g is not None]
-        given = [g for group in groups for g in group.gradients if g is not None]
-        for dtype in {g.dtype for g in given}:  # torch copies lists of one dtype together
-            same = [i for i, g in enumerate(given) if g.dtype is dtype]
-            torch._foreach_copy_([own[i] for i in same], [given[i] for i in same])
-        for mine, theirs in ((self._scale, grad_scale), (self._skip, skip)):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
-        self._replay()
+        """The groups with their directions, which the next step may overwrite."""
+        self._fill(groups, grad_scale, skip)
+        if self.graph is not None:
+            self.graph()
+        directions = self._compute() if self.graph is None else self._directions
         return [
             group.replace_gradients(
                 found,
                 None if group.options["precondition"] is None else leave_options(group.options),
             )
-            for group, found in zip(groups, self._directions, strict=True)
+            for group, found in zip(groups, directions, strict=True)
         ]
+
+    def _compute(self) -> list[list[Tensor | None]]:
+        found, _ = precondition(self._groups, self._scale, self._skip)
+        return [group.gradients for group in found]
+
+    def _fill(self, groups: list[Tensors], grad_scale: Tensor | None, skip: Tensor | None) -> None:
+        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for mine, theirs in zip(self._groups, groups, strict=True):
+            for own, given in zip(mine.gradients, theirs.gradients, strict=True):
+                if own is not None and given is not None:
+                    copies = pairs.setdefault(own.dtype, ([], []))  # torch copies these together
+                    copies[0].append(own)
+                    copies[1].append(given)
+        for copies in pairs.values():
+            torch._foreach_copy_(*copies)
+        for scalar, value in ((self._scale, grad_scale), (self._skip, skip)):
+            if scalar is not None and value is not None:
+                scalar.copy_(value)
 
 
 def can_capture(groups: Sequence[Tensors]) -> bool:
@@ -124,7 +152,11 @@ def can_capture(groups: Sequence[Tensors]) -> bool:
 
 def describe(groups: Sequence[Tensors], grad_scale: Tensor | None, skip: Tensor | None) -> Any:
     """All that a graph of P takes for granted."""
-    return grad_scale is None, skip is None, [_describe_group(group) for group in groups]
+    scalars = [
+        None if given is None else (given.dtype, given.shape, given.device)
+        for given in (grad_scale, skip)
+    ]
+    return scalars, [_describe_group(group) for group in groups]
 
 
 def _describe_group(group: Tensors) -> Any:
@@ -146,14 +178,28 @@ def _describe_group(group: Tensors) -> Any:
     )
 
 
-def capture(call: Call) -> tuple[Any, Call]:
+def _on_device(groups: Sequence[Tensors]) -> contextlib.AbstractContextManager[Any]:
+    """Makes the device of the parameters the current one, if it is a GPU."""
+    weights = [group.weights[0] for group in groups if group.weights]
+    if not weights or not weights[0].is_cuda:
+        return contextlib.nullcontext()
+    return torch.cuda.device(weights[0].device)
+
+
+def is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def capture(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     """What the call returns, and what repeats it; nothing has been computed yet.
 
-    Other threads may go on: they may load data, for example.
+    Other threads may go on, and load data for example. A capture that fails leaves torch on the
+    stream of the capture, so the current one is restored here.
     """
     graph = torch.cuda.CUDAGraph()
     stream = _find_stream(torch.cuda.current_device())
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+    with torch.cuda.stream(torch.cuda.current_stream()), recording:
         found = call()
     return found, graph.replay
 

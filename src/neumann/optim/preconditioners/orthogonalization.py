@@ -6,9 +6,9 @@ A Newton–Schulz iteration needs matrix products alone:
 
 With the coefficients of Jordan and others (2024) five iterations take singular values from far
 below 1 to between 0.7 and 1.2. It runs in bfloat16 on CUDA and in float32 elsewhere. A and bA + cA²
-are symmetric; large ones are computed by half (`cuda.symmetric_product`).
+are symmetric; of large ones only half is computed (`cuda.symmetric_product`).
 
-A large matrix that is much wider than high is faster in the form of Gram matrices: with
+A large matrix that is much wider than tall is faster in the form of Gram matrices: with
 P = aI + bA + cA² the next A is P²A, so the iteration needs X only at its end. Rounding errors in A
 grow from one iteration to the next where A is nearly singular. So after three of them X ← QX, with
 the product Q of their P, and A = XXᵀ is computed anew. This runs in float16, which rounds eight
@@ -19,6 +19,7 @@ columns). Matrices of equal shape form one batch. On CUDA smaller ones may join 
 zeros.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -46,7 +47,7 @@ def count_operations(rows: int, columns: int) -> int:
 
     Each iteration makes three products: XXᵀ and (bA + cA²)X of 2m²n operations, A² of 2m³. The Gram
     form makes four of 2m²n and fourteen of 2m³. Symmetric products count in full, and all matrices
-    as if they were large: what is computed by half, and in which form, depends on the device and
+    as if they were large: which products are halved, and the form, depend on the device and
     the batch, and all processes must find the same count.
     """
     m, n = sorted((rows, columns))
@@ -61,22 +62,18 @@ def orthogonalize(wide: Tensor) -> Tensor:
     return result
 
 
-def normalize(wide: Tensor) -> Tensor:
-    """The batch with norms of at most 1, in the dtype of the iteration."""
-    factors, dtype = find_factors(wide), choose_dtype(wide)
-    narrow: Tensor
-    if torch.compiler.is_compiling():
-        narrow = (wide * factors).to(dtype)
-    else:  # in one pass
-        narrow = torch.mul(wide, factors, out=torch.empty_like(wide, dtype=dtype))
+def normalize(wide: Tensor, *, overwrite: bool = False) -> Tensor:
+    """The batch with norms of at most 1, in the dtype of the iteration.
+
+    With `overwrite` the batch is used as working memory.
+    """
+    dtype = choose_dtype(wide)
+    largest = torch.linalg.vector_norm(wide, math.inf, (1, 2), keepdim=True)
+    largest = largest.clamp(min=torch.finfo(wide.dtype).tiny)  # so that squares do not overflow
+    x = wide.div_(largest) if overwrite else wide / largest
+    x /= torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1)
+    narrow: Tensor = x.to(dtype)
     return narrow
-
-
-def find_factors(wide: Tensor) -> Tensor:
-    """What gives each matrix of a batch (b, m, n) a norm of 1, as (b, 1, 1)."""
-    # In float64, so that squares do not overflow.
-    norms: Tensor = torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True, dtype=torch.float64)
-    return norms.clamp(min=torch.finfo(wide.dtype).tiny).reciprocal().to(wide.dtype)
 
 
 def choose_dtype(wide: Tensor) -> torch.dtype:

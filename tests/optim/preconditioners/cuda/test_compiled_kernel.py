@@ -22,7 +22,7 @@ CASES = {  # capability, tiling, with an addend, whether the depth divides the c
     "Hopper, small": (90, "SMALL", True, True, "bf16"),
     "Ada": (89, "LARGE", True, True, "bf16"),
 }
-ELEMENTWISE = ("momentum_kernel", "diagonal_kernel")
+ELEMENTWISE = ("momentum_kernel", "diagonal_kernel", "scaled_copy_kernel", "squares_kernel")
 
 
 def test_the_product_compiles_and_uses_the_tensor_cores(tmp_path):
@@ -34,7 +34,9 @@ def test_the_product_compiles_and_uses_the_tensor_cores(tmp_path):
     assert run.returncode == 0, run.stderr
     compiled = json.loads(run.stdout)
     for name in ELEMENTWISE:
-        assert compiled.pop(name)["wide stores"] >= 2, name
+        found = compiled.pop(name)
+        assert found["loads"] >= 1, name  # 16 bytes at a time
+        assert found["stores"] >= (name != "squares_kernel"), name
     for name, found in compiled.items():
         assert found["shared"] <= LEAST_SHARED, name
         assert found["wgmma" if CASES[name][0] == 90 else "mma"], name
@@ -49,18 +51,30 @@ def compile_elementwise(name):
     from neumann.optim.preconditioners.cuda import elementwise, elementwise_kernels
 
     kernel = getattr(elementwise_kernels, name)
-    types = dict.fromkeys(kernel.arg_names, "fp32")
-    pointers = [n for n in ("gradients", "past", "squares", "correction", "out") if n in types]
-    types |= dict.fromkeys(pointers, "*fp32") | {"size": "i32", "BLOCK": "constexpr"}
+    constants = {"BLOCK": elementwise.BLOCK}
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    if name == "scaled_copy_kernel":  # transposed float32 to float16
+        constants = {"TILE": elementwise.TILE, "INTERPRETED": False}
+        constants |= {"source_row": 1, "out_column": 1}
+        types |= {"factor": "fp32", "out": "*fp16"}
+    types |= dict.fromkeys({"decay", "gain", "eps", "scale"} & types.keys(), "fp32")
+    pointers = {"gradients", "past", "squares", "correction", "source", "factors", "batch"}
+    types |= dict.fromkeys(pointers & types.keys(), "*fp32")
+    types |= dict.fromkeys({"partials"} & types.keys(), "*fp64")
+    types |= {"out": types["out"].replace("i32", "*fp32")} if "out" in types else {}
+    types |= dict.fromkeys(constants, "constexpr")
     aligned = {
         (kernel.arg_names.index(argument),): [["tt.divisibility", 16]]
-        for argument in (*pointers, "size")
+        for argument, kind in types.items()
+        if kind not in ("constexpr", "fp32")
     }
     result = triton.compile(
-        ASTSource(kernel, types, constexprs={"BLOCK": elementwise.BLOCK}, attrs=aligned),
+        ASTSource(kernel, types, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", 90, 32),
     )
-    return {"wide stores": len(re.findall(r"st\.global\.v4\.b32", result.asm["ptx"]))}
+    ptx = result.asm["ptx"]
+    patterns = {"loads": r"ld\.global\.v4", "stores": r"st\.global\.v[24]"}
+    return {key: len(re.findall(pattern, ptx)) for key, pattern in patterns.items()}
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_batches_in_one_pass_give_the_bits_of_those_in_several(name, monkeypatch):
+def test_batches_in_one_pass_give_the_directions_of_those_in_several(name, monkeypatch):
     view, shapes = VIEWS[name]
     gradients = [make(*shape, seed=i) for i, shape in enumerate(shapes)]
     if name == "convolutions":
@@ -161,8 +161,27 @@ def test_batches_in_one_pass_give_the_bits_of_those_in_several(name, monkeypatch
     found = orthogonalize_planned(gradients, view, 0.2, "norm")
     assert copies
     for ours, theirs, gradient in zip(found, wanted, gradients, strict=True):
-        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         assert ours.stride() == gradient.stride()
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-36, 1e-20, 1.0, 1e20, 3e38])
+def test_norms_of_any_size(size):
+    batch = make(3, 40, 120).clamp(-1, 1) * size
+    batch[1] = 0
+    factors = elementwise.find_factors(batch)
+    assert factors.shape == (3, 1, 1)
+    norms = torch.linalg.vector_norm(batch * factors, dim=(1, 2))
+    if size > 1e-38:
+        torch.testing.assert_close(norms, torch.tensor([1.0, 0.0, 1.0], device=device()))
+    assert (norms <= 1.0001).all()
+    assert factors.isfinite().all()
+
+
+def test_a_gradient_that_is_negated_lazily_is_left_to_torch():
+    x = torch.ones(4)
+    assert elementwise._is_flat([x])
+    assert not elementwise._is_flat([torch._neg_view(x)])
 
 
 def test_which_tensors_are_copied_in_one_pass(monkeypatch):

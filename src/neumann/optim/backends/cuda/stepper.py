@@ -34,6 +34,7 @@ from neumann.optim.backends.cuda.device_tables import Mirror
 from neumann.optim.backends.cuda.layout import Launch, Layout
 from neumann.optim.options import StepOptions
 from neumann.optim.tensors import Tensors
+from neumann.optim.triton_runtime import is_interpreted, launches_compiled
 
 BLOCK = 1024  # weights per program: the fastest of 1,024 to 8,192 (benchmarks/step/tune_blocks.py)
 SCALAR_WARPS = 16
@@ -236,7 +237,7 @@ class TritonBackend:
         known = self._compiled.get(form)
         if known is None:
             compiled = None
-            if not _is_interpreted(_import_kernels()):  # the interpreter compiles nothing
+            if launches_compiled(kernel):
                 compiled = kernel[(0,)](*arguments, **constants)  # without programs nothing runs
             if compiled is None:
                 return partial(kernel[(programs,)], *arguments, **constants)
@@ -364,4 +365,4 @@ def _import_scalars() -> ModuleType:
 
 
 def _is_interpreted(kernels: ModuleType) -> bool:
-    return not isinstance(kernels.update_kernel, kernels.triton.runtime.JITFunction)
+    return is_interpreted(kernels.update_kernel)

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from neumann.optim.preconditioners.cuda.launch import is_aligned, is_interpreted, launch
+from neumann.optim.preconditioners.cuda.launch import is_aligned, launch
 from neumann.optim.preconditioners.cuda.symmetric_product import can_run
 from neumann.optim.tensors import is_dense
+from neumann.optim.triton_runtime import is_interpreted
 
 LEAST_ELEMENTS = 2**20  # 4 µs of traffic saved, about what a launch costs the host
 BLOCK = 1024  # elements per program
+NORM_BLOCK = 4096  # elements per program of a norm
 TILE = 64  # rows and columns per program of a copy
 
 
@@ -50,6 +52,24 @@ def apply_diagonal(
     numbers = (decay, 1 - decay, eps, scale)
     _launch("diagonal_kernel", [gradient, squares, correction, out], squares, numbers)
     return out
+
+
+def find_factors(batch: Tensor) -> Tensor:
+    """What gives each matrix of a contiguous float32 batch a norm of 1, as (b, 1, 1).
+
+    Squares are summed in float64, where they do not overflow.
+    """
+    from neumann.optim.preconditioners.cuda.elementwise_kernels import squares_kernel
+
+    count, size = len(batch), batch[0].numel()
+    chunks = -(-size // NORM_BLOCK)
+    partials = torch.empty(count, chunks, dtype=torch.float64, device=batch.device)
+    form = ("squares", is_aligned(batch), size % 16 == 0, chunks == 1, chunks % 16 == 0)
+    constants = {"BLOCK": NORM_BLOCK}
+    arguments = (batch, partials, size, chunks)
+    launch(squares_kernel, count * chunks, arguments, constants, form, batch.device)
+    norms = partials.sum(1).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    return norms.reciprocal().to(torch.float32).view(count, 1, 1)
 
 
 def can_copy_scaled(like: Tensor, elements: int) -> bool:
@@ -99,5 +119,9 @@ def _is_flat(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
     shape, stride = first.shape, first.stride()
     return (first.is_contiguous() or is_dense(shape, stride)) and all(
-        t.dtype is torch.float32 and t.shape == shape and t.stride() == stride for t in tensors
+        t.dtype is torch.float32
+        and t.shape == shape
+        and t.stride() == stride
+        and not t.is_neg()  # lazily negated: its memory holds −t
+        for t in tensors
     )

@@ -89,3 +89,13 @@ def scaled_copy_kernel(
     if dtype != tl.float32:
         values = narrow(values, dtype) if INTERPRETED else values.to(dtype)
     tl.store(out + row * out_row + column * out_column, values, mask=here)
+
+
+@triton.jit
+def squares_kernel(batch, partials, size, chunks, BLOCK: tl.constexpr):
+    """The sum of squares of each chunk of each matrix, in float64."""
+    program = tl.program_id(0)
+    at = program % chunks * BLOCK + tl.arange(0, BLOCK)
+    matrix = batch + (program // chunks).to(tl.int64) * size
+    values = tl.load(matrix + at, mask=at < size, other=0.0).to(tl.float64)
+    tl.store(partials + program, tl.sum(values * values))

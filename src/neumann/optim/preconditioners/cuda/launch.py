@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from neumann.optim.triton_runtime import is_interpreted, launches_compiled
+
 # What Triton has compiled, and its constants, by everything that it compiles for.
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -31,18 +33,15 @@ def launch(
         with torch.cuda.device(device):
             launch(kernel, programs, arguments, constants, form, device, **options)
         return
+    if not launches_compiled(kernel):
+        kernel[(programs,)](*arguments, **constants, **options)
+        return
     known = _compiled.get((device, *form))
     if known is None:
         compiled = kernel[(0,)](*arguments, **constants, **options)  # without programs nothing runs
         known = _compiled[(device, *form)] = (compiled, tuple(constants.values()))
     compiled, values = known
     compiled[(programs, 1, 1)](*arguments, *values)
-
-
-def is_interpreted(kernel: Any) -> bool:
-    from triton.runtime import JITFunction
-
-    return not isinstance(kernel, JITFunction)
 
 
 def is_aligned(tensor: Any) -> bool:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from neumann.caller_warnings import warn_caller
-from neumann.optim.preconditioners.cuda.launch import is_aligned, is_interpreted, launch
+from neumann.optim.preconditioners.cuda.launch import is_aligned, launch
+from neumann.optim.triton_runtime import is_interpreted
 
 # Where the kernel runs: on these dtypes, from these sizes on. Smaller products do not fill the
 # device, or spend too much on the tiles on the diagonal, which are computed whole. These sizes and
