@@ -19,6 +19,7 @@ One step, in the order in which a gradient passes through:
     backends         the update as it runs; `__init__` says how to add one, `base` what it must do
     precision        the dtypes of the arithmetic, and rounding
     distance_tracker r² from one step to the next, over all processes
+    triton_runtime   whether Triton interprets, and how it launches
     interrupts       signals such as Ctrl-C wait while weights are written
 
 Around it:
