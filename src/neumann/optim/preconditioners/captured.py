@@ -76,8 +76,7 @@ class CapturedPreconditioner:
             run_uninterrupted(fixed.capture)
         except Exception as error:  # whatever a capture raises
             self._refused = True
-            cause = error.__context__ or error  # ending the capture raises an error of its own
-            reason = (str(cause).strip() or repr(cause)).splitlines()[0]
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
             warn_caller(
                 f"P could not be captured in a CUDA graph ({reason}). Its kernels are launched one "
                 "by one, which gives the same steps and costs more host time"
@@ -199,8 +198,16 @@ def capture(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     graph = torch.cuda.CUDAGraph()
     stream = _find_stream(torch.cuda.current_device())
     recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-    with torch.cuda.stream(torch.cuda.current_stream()), recording:
-        found = call()
+    failure: Exception | None = None
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), recording:
+            try:
+                found = call()
+            except Exception as error:
+                failure = error
+                raise
+    except Exception as error:  # ending a capture that failed may raise an error of its own
+        raise (failure or error) from None
     return found, graph.replay
 
 
