@@ -11,13 +11,14 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 import neumann
+from neumann.capture_stream import find_capture_stream
 from neumann.optim.preconditioners.captured import ORDINARY_STEPS
 from neumann.optim.roles import HIDDEN, find_roles
 
@@ -103,7 +104,7 @@ class CapturedStepping(Stepping):
     def __init__(self, stepping: Stepping) -> None:
         super().__init__(stepping.optimizers, stepping.gradients)
         self.give_gradients()
-        stream = find_capture_stream()
+        stream = find_capture_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # builds tables and compiles kernels
@@ -148,17 +149,11 @@ class SelfCapturedStepping(Stepping):
         return torch.cuda.memory_reserved()
 
 
-@cache
-def find_capture_stream() -> torch.cuda.Stream:
-    """The same for all graphs, because torch keeps a workspace for products on every stream."""
-    return torch.cuda.Stream()
-
-
 def allocate_workspaces(device: torch.device) -> None:
     """Have torch allocate what its products need on each stream, so that it is nobody's state."""
     if device.type != "cuda":
         return
-    for stream in (torch.cuda.current_stream(), find_capture_stream()):
+    for stream in (torch.cuda.current_stream(), find_capture_stream(torch.cuda.current_device())):
         with torch.cuda.stream(stream):
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 x = torch.ones(2, 16, 16, dtype=dtype, device=device)

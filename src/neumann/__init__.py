@@ -1,9 +1,10 @@
 """Neumann: the Neumann optimizer for PyTorch.
 
 The packages: `optim` (the optimizer), `theory`, `spectrum`, `integrations` and `lab`. All of them
-check their arguments with `validation`; `extras` says how to install what is missing, and
-`caller_warnings` makes warnings name the user's line. The names below are imported on first use, so
-that commands that only print something do not wait for torch.
+check their arguments with `validation`; `extras` says how to install what is missing,
+`caller_warnings` makes warnings name the user's line, and `capture_stream` is where CUDA graphs are
+captured. The names below are imported on first use, so that commands that only print something do
+not wait for torch.
 """
 
 from importlib import import_module

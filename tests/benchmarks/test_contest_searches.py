@@ -98,19 +98,29 @@ def test_the_search_of_rows_continues_after_an_interruption(tmp_path):
         assert len(contest.searches.rank_settings(ROWS, *length)) == 16
 
 
+def tune_around_a_better_setting(tmp_path, arm, output):
+    """The contest after its searches knew a better setting of an arm at 262,144, and its point."""
+    contest = run_stages(tmp_path, invent, ("screen", "tune"))
+    steps = LENGTHS[MIDDLE]
+    before = contest.searches.rank_settings(arm, MIDDLE, steps)[0]
+    better = {**find_point(before, steps, fine=True), "output": output}
+    key = make_key("tune", MIDDLE, steps, make_setting(arm, better, steps), 0)
+    contest.ledger.add(key, invent_loss(1.5))
+    return run_stages(tmp_path, invent, ("tune",)), better
+
+
+def list_tried(contest, arm, batch, steps, better):
+    """The points that differ from this one in their learning rate alone."""
+    points = [
+        find_point(s, steps, fine=True) for s in contest.searches.rank_settings(arm, batch, steps)
+    ]
+    return [point for point in points if {**point, "lr": 0} == {**better, "lr": 0}]
+
+
 def test_when_muon_finds_a_better_setting_its_rows_are_tried_there(tmp_path):
     """The rows that were tried at what was its best before do not count."""
-    contest = run_stages(tmp_path, invent, ("screen", "tune"))
-    batch, steps = MIDDLE, LENGTHS[MIDDLE]
-    before = contest.searches.rank_settings("muon by norm", batch, steps)[0]
-    better = {**find_point(before, steps, fine=True), "output": 0.256}
-    setting = make_setting("muon by norm", better, steps)
-    contest.ledger.add(make_key("tune", batch, steps, setting, 0), invent_loss(1.5))
-    again = run_stages(tmp_path, invent, ("tune",))
-    rows = [
-        find_point(s, steps, fine=True) for s in again.searches.rank_settings(ROWS, batch, steps)
-    ]
-    tried = [point for point in rows if {**point, "lr": 0} == {**better, "lr": 0}]
+    contest, better = tune_around_a_better_setting(tmp_path, "muon by norm", output=0.256)
+    tried = list_tried(contest, ROWS, MIDDLE, LENGTHS[MIDDLE], better)
     assert better in tried
     assert 3 <= len(tried) <= contest_rules.RUNS_OF_RATE
 
@@ -206,20 +216,10 @@ def test_twice_the_length_is_tuned_in_few_runs_and_tested_once(contest):
 
 def test_when_half_the_length_finds_a_better_setting_twice_the_length_tries_it(tmp_path):
     """Only the learning rate moves there, so the other coordinates come from half the length."""
-    contest = run_stages(tmp_path, invent, ("screen", "tune"))
-    batch, steps = LONGER
-    before = contest.searches.rank_settings(OURS, MIDDLE, 200)[0]
-    better = {**find_point(before, 200, fine=True), "output": 180.0}
-    contest.ledger.add(
-        make_key("tune", MIDDLE, 200, make_setting(OURS, better, 200), 0), invent_loss(1.5)
-    )
-    again = run_stages(tmp_path, invent, ("tune",))
-    tried = [
-        find_point(s, steps, fine=True) for s in again.searches.rank_settings(OURS, batch, steps)
-    ]
-    around = [point for point in tried if {**point, "lr": 0} == {**better, "lr": 0}]
-    assert better in around
-    assert 3 <= len(around) <= contest_rules.RUNS_OF_RATE
+    contest, better = tune_around_a_better_setting(tmp_path, OURS, output=180.0)
+    tried = list_tried(contest, OURS, *LONGER, better)
+    assert better in tried
+    assert 3 <= len(tried) <= contest_rules.RUNS_OF_RATE
 
 
 def test_the_table_names_what_is_not_bracketed(contest):

@@ -7,7 +7,6 @@ learning rate may change every step.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from neumann.capture_stream import find_capture_stream
 
 Pieces = list[tuple[Tensor, Tensor]]  # the micro-batches of a step
 Loss = Callable[[Any, Tensor], Tensor]
@@ -77,7 +78,7 @@ class CapturedGradientComputer:
     def __init__(self, computer: GradientComputer) -> None:
         self._computer = computer
         self._ordinary = 0  # steps taken without the graph
-        self._stream = _find_capture_stream(torch.cuda.current_device())
+        self._stream = find_capture_stream(torch.cuda.current_device())
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs = self._labels = self._loss = torch.empty(0)
 
@@ -122,9 +123,3 @@ class CapturedGradientComputer:
         with torch.cuda.graph(graph, stream=self._stream):
             self._loss = self._computer.compute([(self._inputs, self._labels)])
         return graph
-
-
-@functools.cache
-def _find_capture_stream(device: int) -> torch.cuda.Stream:
-    """One for all runs of a process: torch keeps memory for products on every stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

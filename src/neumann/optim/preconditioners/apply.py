@@ -66,7 +66,7 @@ def precondition(
     parts = [] if exchange is None else exchange.divide(groups)
     if parts:
         return _precondition_divided(groups, grad_scale, skip, parts), None
-    # Matrices keep a GPU busy for longest. While it works on them, the host launches the rest.
+    # Matrices keep a GPU busy longest. While it works on them, the host launches the rest.
     found = {
         i: precondition_group(groups[i], grad_scale, skip)
         for i in sorted(range(len(groups)), key=lambda i: not has_matrices(groups[i]))
@@ -90,7 +90,7 @@ def precondition_group(group: Tensors, grad_scale: Tensor | None, skip: Tensor |
         for stage in stages_of(preconditioner):
             _apply_stage(bucket, stage, range(len(chosen)))
         _close_bucket(bucket, skip, found)
-    return group.replace_gradients(found, leave_options(group.options))
+    return group.replace_gradients(found, remove_applied(group.options))
 
 
 def _precondition_divided(
@@ -130,7 +130,7 @@ def _precondition_divided(
         _unscale_group(group, grad_scale)
         if group.options["precondition"] is None
         else group.replace_gradients(
-            found.get(id(group), [None] * len(group.parameters)), leave_options(group.options)
+            found.get(id(group), [None] * len(group.parameters)), remove_applied(group.options)
         )
         for group in groups
     ]
@@ -143,8 +143,8 @@ def _unscale_group(group: Tensors, grad_scale: Tensor | None) -> Tensors:
     return group.replace_gradients(unscaled)
 
 
-def leave_options(options: Any) -> dict[str, Any]:
-    """The group's options without what has been done here."""
+def remove_applied(options: Any) -> dict[str, Any]:
+    """The group's options without those that have been applied here."""
     weight_decay = options["weight_decay"] if options["decoupled_weight_decay"] else 0.0
     return {**options, "weight_decay": weight_decay, "maximize": False}
 

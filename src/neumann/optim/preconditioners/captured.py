@@ -13,15 +13,15 @@ this one is not used any more.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from neumann.caller_warnings import warn_caller
+from neumann.capture_stream import find_capture_stream
 from neumann.optim.interrupts import run_uninterrupted
-from neumann.optim.preconditioners.apply import has_matrices, leave_options, precondition
+from neumann.optim.preconditioners.apply import has_matrices, precondition, remove_applied
 from neumann.optim.preconditioners.diagonal import Diagonal
 from neumann.optim.preconditioners.memory import preconditioner_of, stages_of
 from neumann.optim.preconditioners.momentum import Momentum, SlowMomentum
@@ -109,13 +109,15 @@ class FixedStep:
     ) -> list[Tensors]:
         """The groups with their directions, which the next step may overwrite."""
         self._fill(groups, grad_scale, skip)
-        if self.graph is not None:
+        if self.graph is None:
+            directions = self._compute()
+        else:
             self.graph()
-        directions = self._compute() if self.graph is None else self._directions
+            directions = self._directions
         return [
             group.replace_gradients(
                 found,
-                None if group.options["precondition"] is None else leave_options(group.options),
+                None if group.options["precondition"] is None else remove_applied(group.options),
             )
             for group, found in zip(groups, directions, strict=True)
         ]
@@ -196,7 +198,7 @@ def capture(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     stream of the capture, so the current one is restored here.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = _find_stream(torch.cuda.current_device())
+    stream = find_capture_stream(torch.cuda.current_device())
     recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
     failure: Exception | None = None
     try:
@@ -209,9 +211,3 @@ def capture(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     except Exception as error:  # ending a capture that failed may raise an error of its own
         raise (failure or error) from None
     return found, graph.replay
-
-
-@cache
-def _find_stream(device: int) -> torch.cuda.Stream:
-    """One for all optimizers: torch keeps memory for products on every stream it has used."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
