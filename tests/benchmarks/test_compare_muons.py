@@ -140,7 +140,14 @@ def test_what_a_graph_keeps_is_what_it_reserves_beyond_its_tensors(monkeypatch):
         memory["allocated"] += 30
 
     monkeypatch.setattr(peers, "find_capture_stream", MagicMock())
-    for name in ("stream", "current_stream", "synchronize", "empty_cache", "CUDAGraph"):
+    for name in (
+        "stream",
+        "current_stream",
+        "current_device",
+        "synchronize",
+        "empty_cache",
+        "CUDAGraph",
+    ):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: memory["reserved"])
