@@ -22,25 +22,22 @@ from benchmarks.contest.summary import BatchSummary, find_tested
 from neumann.lab.optimizers.arm_recipes import PRECONDITIONED
 from neumann.optim.recipe import LR
 
-HEADS = ("form", "use it", "starting `lr`", "schedule; weight decay")
+HEADS = ("form", "use it", "start with")
 GUIDE = {
     SPECTRAL: (
         "**spectral**: `large_batch`",
         "for large batches and few steps",
-        f"{LR:g}",
-        "both included",
+        f"lr {LR:g}; schedule and decay are included",
     ),
     "Neumann diagonal": (
         '**diagonal**: `precondition="diagonal"`',
         "where matrices cannot be orthogonalized",
-        f"{PRECONDITIONED['diagonal'].lr:g}",
-        "a short rise, then linear to 0; decay 1",
+        f"lr {PRECONDITIONED['diagonal'].lr:g}, decay 1; ramp, then linear to 0",
     ),
     "Neumann (paper)": (
-        "**paper**: `Neumann(params, lr)`",
-        "to study the paper, or in place of Nesterov SGD",
-        "as for SGD",
-        "as for SGD",
+        "**paper**: `neumann.Neumann`",
+        "to study the paper",
+        "lr, schedule and decay of Nesterov SGD",
     ),
 }
 
@@ -52,16 +49,16 @@ def format_guide(summaries: Sequence[BatchSummary], recipe: ContestLedger, famil
     corrected = family.correct()
 
     def format_pair(ours: float, note: str, rival: str, theirs: float, found: Comparison) -> str:
-        return f"{ours:.2f}{note} ({rival} {theirs:.2f}, p = {corrected[found]:.2g})"
+        return f"{ours:.2f}{note}; {rival} {theirs:.2f}, p = {corrected[found]:.2g}"
 
     tested = Comparison(*(find_recipe_test(recipe, name) for name in (OURS, BEST_PEER)))
     averages = [average_accuracy(recipe, key.entrant) for key in tested]
-    scores = {SPECTRAL: format_pair(averages[0], ", untuned", BEST_PEER, averages[1], tested)}
+    scores = {SPECTRAL: format_pair(averages[0], " untuned", BEST_PEER, averages[1], tested)}
     for ours, rival in OTHER_FORMS.items():
         found = Comparison(find_tested(contest, ours), find_tested(contest, rival))
         scores[ours] = format_pair(means[ours], "", rival, means[rival], found)
-    heads = (*HEADS, f"accuracy at batch {BATCH}, %")
-    return format_table(heads, "lllll", [(*GUIDE[form], scores[form]) for form in GUIDE])
+    heads = (*HEADS, f"accuracy, % (batch {BATCH})")
+    return format_table(heads, "llll", [(*GUIDE[form], scores[form]) for form in GUIDE])
 
 
 def find_recipe_test(ledger: ContestLedger, entrant: str) -> RunKey:

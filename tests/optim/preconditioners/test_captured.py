@@ -271,8 +271,9 @@ def train_on_gpu(model, optimizer, schedule, steps, scaler=None):
 @pytest.mark.gpu
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_captured_steps_on_a_gpu(scaled, dtype):
+def test_captured_steps_on_a_gpu(scaled, dtype, monkeypatch):
     """They are those of ordinary steps, also where one is skipped."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     found = []
     for capturable in (False, True):
         model, optimizer, schedule = build_on_gpu(capturable=capturable, state_dtype=dtype)
