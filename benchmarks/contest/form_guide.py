@@ -22,6 +22,7 @@ from benchmarks.contest.summary import BatchSummary, find_tested
 from neumann.lab.optimizers.arm_recipes import PRECONDITIONED
 from neumann.optim.recipe import LR
 
+BETTER_PEERS = {"Neumann diagonal": "LAMB"}  # shown too, where a form's rival is not the best
 HEADS = ("form", "use it", "start with")
 GUIDE = {
     SPECTRAL: (
@@ -57,6 +58,8 @@ def format_guide(summaries: Sequence[BatchSummary], recipe: ContestLedger, famil
     for ours, rival in OTHER_FORMS.items():
         found = Comparison(find_tested(contest, ours), find_tested(contest, rival))
         scores[ours] = format_pair(means[ours], "", rival, means[rival], found)
+        if better := BETTER_PEERS.get(ours):
+            scores[ours] += f"; {better} {means[better]:.2f}"
     heads = (*HEADS, f"accuracy, % (batch {BATCH})")
     return format_table(heads, "llll", [(*GUIDE[form], scores[form]) for form in GUIDE])
 

@@ -80,7 +80,7 @@ def test_lightning_needs_the_module_or_steps():
     pytest.importorskip("lightning.pytorch")
     from neumann.integrations.lightning import large_batch
 
-    with pytest.raises(TypeError, match="Sequential is not a LightningModule, which would know"):
+    with pytest.raises(TypeError, match="from Sequential: pass a LightningModule"):
         large_batch(network())
     assert roles_of(large_batch(network(), steps=STEPS)["optimizer"]) >= {"hidden", "output"}
 

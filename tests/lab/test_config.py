@@ -92,5 +92,5 @@ def test_second_derivatives_go_without_what_lacks_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert TrainConfig(opt="sgd").resolve().cuda_graph == "on"
     assert TrainConfig(opt="cg").resolve().cuda_graph == "off"
-    with pytest.raises(UsageError, match=r"--sync-bn: cg differentiates twice"):
+    with pytest.raises(UsageError, match=r"--sync-bn: cg needs second derivatives"):
         TrainConfig(opt="cg", sync_bn=True).resolve(ranks=2)

@@ -67,9 +67,9 @@ def test_parts_that_add_up_to_the_run_fit_although_both_are_rounded_up():
     [
         ("neumann:warmup=-1%", "neumann:warmup=-1%: warmup must be a share of the run"),
         ("neumann:reset=101%", "reset must be at most 100%"),
-        ("neumann:warmup=60%,reset=50%", "warmup and reset are 110% of the run together"),
-        ("neumann:warmup=2%,warmup_epochs=5", "warmup and warmup_epochs exclude each other"),
-        ("neumann:reset=2%,reset_steps=5", "reset and reset_steps exclude each other"),
+        ("neumann:warmup=60%,reset=50%", "warmup and reset add up to 110% of the run"),
+        ("neumann:warmup=2%,warmup_epochs=5", "warmup and warmup_epochs cannot be combined"),
+        ("neumann:reset=2%,reset_steps=5", "reset and reset_steps cannot be combined"),
         ("sgd:warmup=2%", "unknown sgd option 'warmup'"),
     ],
 )
@@ -81,7 +81,7 @@ def test_options_that_cannot_be_meant_are_refused_before_a_run(text, message):
 def test_options_longer_than_the_run_are_refused():
     with pytest.raises(UsageError, match="warmup is 51ep, which is 1020 steps; the run has 1000"):
         build("neumann:warmup=51ep")
-    with pytest.raises(UsageError, match=r"warmup and reset are 1010 steps together; .* has 1000"):
+    with pytest.raises(UsageError, match=r"warmup and reset add up to 1010 steps; .* has 1000"):
         build("neumann:warmup=500,reset=510")
     with pytest.raises(ValueError, match="steps must be the length of the run"):
         build("neumann:warmup=2%", steps=None)

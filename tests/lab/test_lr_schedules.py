@@ -130,7 +130,7 @@ def test_a_run_follows_its_ramp_and_drops(tmp_path):
         ({"ramp": "120%"}, "--ramp must be at most 100%, got 120%"),
         ({"ramp": "-1%"}, "--ramp must be a share of the run"),
         ({"ramp": "21ep"}, r"--ramp must be between 0 and --epochs \(20\), got 21ep"),
-        ({"ramp": "2%", "ramp_epochs": 1.0}, "--ramp and --ramp-epochs exclude each other"),
+        ({"ramp": "2%", "ramp_epochs": 1.0}, "--ramp and --ramp-epochs cannot be combined"),
     ],
 )
 def test_ramps_that_do_not_fit(settings, message):

@@ -27,8 +27,8 @@ def large_batch(
         )
 
     Args:
-        accelerator: after every optimizer step it steps a schedule once for each process, unless it
-            was configured otherwise. The schedule is made as many times longer.
+        accelerator: unless configured otherwise, it steps a schedule once per process after each
+            optimizer step. The schedule is lengthened to match.
         model: before or after `prepare`.
         steps: optimizer steps of the whole run, the same on every process.
         **options: as for `neumann.large_batch`.

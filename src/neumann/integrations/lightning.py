@@ -46,8 +46,8 @@ def large_batch(
     """
     if steps is None and not hasattr(module, "trainer"):
         raise TypeError(
-            f"{type(module).__name__} is not a LightningModule, which would know the number of "
-            "steps: pass the LightningModule, or steps"
+            f"cannot get the number of steps from {type(module).__name__}: pass a LightningModule, "
+            "or steps"
         )
     if steps is None:
         estimated = module.trainer.estimated_stepping_batches

@@ -38,7 +38,7 @@ def large_batch(
         Trainer(model, args, train_dataset=data, **large_batch(model, steps=args.max_steps))
 
     Args:
-        model: the one that the Trainer gets.
+        model: the Trainer's model.
         steps: optimizer steps of the whole run.
         callbacks: further callbacks of the Trainer.
         **options: as for `neumann.large_batch`.

@@ -31,13 +31,13 @@ BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (
-    f"{', '.join(RECIPES)}; --opt help says what they are; with options as in "
-    "neumann-spectral:weight_decay=auto and, in shares of the run, neumann:warmup=2.2%,reset=4.4%"
+    f"{', '.join(RECIPES)}; --opt help explains them. Options follow a colon: "
+    "neumann-spectral:weight_decay=auto, or, as shares of the run, neumann:warmup=2.2%,reset=4.4%"
 )
 SCHED_HELP = (
-    "learning rate after the ramp: constant, linear, power (as (1 − t)^0.7; others as in "
-    "power:0.5), cosine, step (× 0.3 every 40 epochs; others as in step:0.3,17.7% and "
-    "step:0.94,2ep), inverse (1/(1 + t), half the peak after an epoch or as in inverse:10%), "
+    "learning rate after the ramp: constant, linear, power:EXPONENT ((1 − t)^0.7 by default), "
+    "cosine, step:FACTOR,LENGTH (× 0.3 every 40 epochs by default; LENGTH as in 17.7% or 2ep), "
+    "inverse:LENGTH (1/(1 + t), half the peak after LENGTH, 1ep by default), "
     "rescaled (× 0.3 at 2/7, 4/7 and 6/7 of the steps after the ramp)"
 )
 
@@ -62,11 +62,11 @@ class Settings:
     model: Annotated[str, Doc(MODEL_HELP)] = "mlp"
     weight_decay: float = 0.0  # weight decay; the optimizer decides whether it is decoupled
     batch_size: int = 64  # examples per optimizer step
-    # examples per forward and backward pass of a process; gradients are accumulated to a batch
+    # examples per forward and backward pass of a process; gradients accumulate over the batch
     micro_batch_size: int | None = None
     # examples that BatchNorm normalizes over (ghost batches); by default a whole micro-batch
     bn_batch: int | None = None
-    sync_bn: bool = False  # BatchNorm normalizes over a micro-batch of all processes together
+    sync_bn: bool = False  # BatchNorm normalizes over the micro-batches of all processes
     epochs: int = 20  # passes over the training set
     sched: Annotated[str, Doc(SCHED_HELP)] = "linear"
     # how long the learning rate rises to its peak: 2.2% (of the run), 5ep (epochs) or 100 (steps)
@@ -88,10 +88,10 @@ class Settings:
     # processes that load image folders; by default one per CPU, at most 8
     workers: int | None = None
     eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
-    log_every: int = 50  # optimizer steps between lines of the records
+    log_every: int = 50  # optimizer steps between logged lines
     tensorboard: bool = False  # also write the records for TensorBoard, into the run's folder
     checkpoint_every: int = 1  # epochs between checkpoints; 0: only at the end and on interruption
-    # accuracy in %, or loss in nats per token for text; the run records when it first reaches it
+    # accuracy in %, or loss in nats per token for text; records when the run first reaches it
     target: float | None = None
     # evaluate on the validation set, or a tenth of the training set, instead of the test set
     held_out: bool = False
@@ -105,8 +105,8 @@ class Settings:
         if self.tensorboard and find_spec("tensorboard") is None:
             raise missing_package("tensorboard", "tensorboard", "--tensorboard")
         self._check_ramp()
-        require(self.output != Path(), "--output must be a folder of its own, not the working one")
-        require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn exclude each other")
+        require(self.output != Path(), "--output must not be the working folder itself")
+        require(not (self.bn_batch and self.sync_bn), "--bn-batch and --sync-bn cannot be combined")
         require(0 <= self.smoothing < 1, f"--smoothing must be in [0, 1), got {self.smoothing:g}")
         good = 0 <= self.weight_decay < math.inf
         require(good, f"--weight-decay must be a number of at least 0, got {self.weight_decay:g}")
@@ -126,7 +126,7 @@ class Settings:
         between = f"between 0 and --epochs ({self.epochs})"
         require(0 <= ramp <= self.epochs, f"--ramp-epochs must be {between}, got {ramp:g}")
         if self.ramp is not None:
-            require(ramp == 0, "--ramp and --ramp-epochs exclude each other")
+            require(ramp == 0, "--ramp and --ramp-epochs cannot be combined")
             length = Length.parse("--ramp", self.ramp)
             fits = length.unit != "ep" or length.number <= self.epochs
             require(fits, f"--ramp must be {between}, got {self.ramp}")
@@ -175,7 +175,7 @@ class TrainingSettings(Settings):
         good = self.lr is None or 0 <= self.lr < math.inf
         require(good, f"--lr must be a number of at least 0, got {self.lr}")
         if self.spectrum_every and self.fsdp:
-            raise UsageError("--spectrum-every needs whole weights, so leave out --fsdp")
+            raise UsageError("--spectrum-every needs unsharded weights: leave out --fsdp")
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,12 @@ class TrainConfig(TrainingSettings):
         can_shard = not self.fsdp or recipe.sharded
         require(can_shard, f"--fsdp: {arm.name} does not support sharded weights")
         clips = recipe.inner_loop and self.clip_grad is not None
-        require(not clips, f"--clip-grad: {arm.name} takes several gradients a step and clips none")
+        require(
+            not clips, f"--clip-grad: {arm.name} uses several gradients per step and cannot clip"
+        )
         twice = recipe.differentiates_twice
         can_synchronize = not (twice and self.sync_bn) or ranks == 1
-        refusal = f"--sync-bn: {arm.name} differentiates twice, and torch's SyncBatchNorm does not"
+        refusal = f"--sync-bn: {arm.name} needs second derivatives, which SyncBatchNorm lacks"
         require(can_synchronize, refusal)
         at_once = self.micro_batch_size is None or self.micro_batch_size >= self.batch_size
         capturable = on_gpu and ranks == 1 and at_once and not twice

@@ -71,11 +71,11 @@ def parse_length_options(arm: object, options: Iterable[tuple[str, Any]]) -> dic
         other = next(
             (f"{name}_{unit}" for unit in ("steps", "epochs") if f"{name}_{unit}" in given), None
         )
-        require(other is None, f"{arm}: {name} and {other} exclude each other")
+        require(other is None, f"{arm}: {name} and {other} cannot be combined")
     together = sum(length.number for length in found.values() if length.unit == "%")
     require(
         together <= 100 + _ROUNDING,
-        f"{arm}: {' and '.join(found)} are {together:g}% of the run together",
+        f"{arm}: {' and '.join(found)} add up to {together:g}% of the run",
     )
     return found
 
@@ -92,7 +92,7 @@ def resolve_length_options(
     steps = {name: each.count_steps(total_steps, steps_per_epoch) for name, each in lengths.items()}
     # Not rounded: 2.2% and 97.8% fit, also where both are rounded up.
     together = sum(each.measure(total_steps, steps_per_epoch) for each in lengths.values())
-    long = f"{arm}: {' and '.join(steps)} are {together:g} steps together"
+    long = f"{arm}: {' and '.join(steps)} add up to {together:g} steps"
     require(together <= total_steps + _ROUNDING, f"{long}; the run has {total_steps}")
     rest = {name: value for name, value in options.items() if name not in steps}
     return rest | {f"{name}_steps": count for name, count in steps.items()}

@@ -83,7 +83,9 @@ def _refuse_shadowed(name: str, option: str) -> None:
     top = name.partition(".")[0]
     found = getattr(sys.modules.get(name) or sys.modules.get(top), "__file__", None)
     if found is not None and mine.is_file() and not mine.samefile(found):
-        raise UsageError(f"{option}: Python has another module {top}, {found}; rename {mine.name}")
+        raise UsageError(
+            f"{option}: Python imports another module {top}, {found}; rename {mine.name}"
+        )
 
 
 def describe_user_error(error: BaseException) -> str:

@@ -30,8 +30,8 @@ def recalibrate_batchnorm(
     """Recompute the running statistics of every BatchNorm layer from the batches of `loader`.
 
     Args:
-        model: a model whose forward takes a batch, the first element of one that is a tuple or a
-            list, or the entries of a dictionary as keyword arguments, if it has these.
+        model: its forward gets the batch, the first element of a tuple or list, or the entries of
+            a dictionary as keyword arguments, as far as it has these.
         loader: training data; a few thousand examples are usually enough.
         batches: stop after this many; None uses all of them.
         device: move the tensors of each batch there first.

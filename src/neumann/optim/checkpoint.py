@@ -82,8 +82,8 @@ def _fit_to_machine(
                 group["lr"] = float(group["lr"])
         kept = ", ".join(f"{name}={value}" for name, value in flags.items())
         warn_caller(
-            f"the state dict was saved on another kind of machine ({error}), so this optimizer "
-            f"keeps {kept}",
+            f"the saved options cannot be used on this machine ({error}), so this optimizer keeps "
+            f"{kept}",
         )
 
 

@@ -126,7 +126,7 @@ def check_state(
     if len(clocks) > 1:
         (first, one), (second, other) = list(clocks.items())[:2]
         raise ValueError(
-            f"the state dict has two clocks: {CLOCK} is {first} for {one} and {second} for {other}"
+            f"the state dict is inconsistent: {CLOCK} is {first} for {one}, {second} for {other}"
         )
 
 

@@ -85,8 +85,8 @@ def refuse_plain_group(
     others = [other["precondition"] for other in known]
     if "precondition" not in given and merged["precondition"] is None and None not in others:
         raise ValueError(
-            "the other groups name a preconditioner and this one does not: take the group from "
-            "neumann.param_groups, or pass precondition (None is the paper's form)"
+            "the other groups have a preconditioner and this one names none: set its precondition "
+            "(None is the paper's form), or take it from neumann.param_groups"
         )
 
 
@@ -96,8 +96,8 @@ def _refuse_mixture(explicit: frozenset[str]) -> None:
     missing = [names.get(name, name) for name in _OF_THE_RUN if name not in explicit]
     if missing:
         raise ValueError(
-            "groups with and without a preconditioner share warm-up, resets and forces: pass "
-            f"{', '.join(missing)} to Neumann (0 suits a preconditioner)"
+            "groups with and without a preconditioner have no default in common for warm-up, "
+            f"resets and forces: pass {', '.join(missing)} to Neumann (0 suits a preconditioner)"
         )
 
 

@@ -137,7 +137,7 @@ DEFAULTS: Mapping[str, RoleOptions] = {
 def default_options(
     model: nn.Module, roles: Mapping[str, str] | None = None
 ) -> dict[str, RoleOptions]:
-    """What the roles of a model get, to change some of it.
+    """The options of each role in a model, to change some of them.
 
     That is DEFAULTS, with less momentum in a network such as a ResNet. `roles` as for
     `param_groups`.
@@ -196,7 +196,7 @@ def param_groups(
     Args:
         model: any module; after FSDP2 if that is used, since it replaces parameters, and before or
             after DDP and torch.compile.
-        roles: roles by pattern of names, where they should differ from what is found:
+        roles: {name pattern: role}, where roles should differ from those that are found:
             "hidden", "embedding", "output", "vector", or "frozen" to leave parameters out.
         options: `RoleOptions` by role, in place of those that `default_options` gives.
         weight_decay: of the roles that have weight decay; None takes the optimizer's.
@@ -214,7 +214,7 @@ def param_groups(
         require(good, "weight_decay", weight_decay, "None or a finite number of at least 0")
     require(isinstance(split_heads, bool), "split_heads", split_heads, "True or False")
     if not isinstance(options or {}, Mapping):
-        raise TypeError(f"options must be a dict of RoleOptions by role, got {describe(options)}")
+        raise TypeError(f"options must be a dict {{role: RoleOptions}}, got {describe(options)}")
     for role, given in (options or {}).items():
         require(role in ROLES, "a role in options", role, f"one of {', '.join(map(repr, ROLES))}")
         require(isinstance(given, RoleOptions), f"options[{role!r}]", given, "a RoleOptions")

@@ -45,9 +45,9 @@ def find_neumann(optimizer: object) -> Neumann | None:
 def guard(model: nn.Module, optimizer: object) -> Guard:
     """Warn when weights of `model` are saved or loaded in the wrong mode.
 
-    It warns when a state dict holds displaced weights, once for each line of the program that takes
-    one. It does not warn in evaluation mode, inside :meth:`Neumann.checkpointing`, or during the
-    warm-up, where w is what to evaluate.
+    It warns when a state dict holds displaced weights, once for each line of your program
+    that takes one. It does not warn in evaluation mode, inside :meth:`Neumann.checkpointing`, or
+    during the warm-up, where w is what to evaluate.
 
     After `model.load_state_dict` it warns if the next switch to evaluation subtracts μm from the
     loaded weights, or if the next switch to training replaces them. It does not warn if the

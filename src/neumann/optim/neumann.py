@@ -77,7 +77,7 @@ class Neumann(Optimizer):
         reset_epochs: first interval K between resets. Default: 10, or 0 with a preconditioner.
         warmup_steps: the warm-up in steps; overrides `warmup_epochs`.
         reset_steps: K in steps; overrides `reset_epochs`. 0: no reset after the one at t = 1.
-        reset_growth: the interval grows by this factor after each reset (1.0 is the printed
+        reset_growth: the interval grows by this factor after each reset (1.0 is the paper's
             algorithm, t = 1 mod K).
         momentum: the upper limit in μ(t) = min(momentum, 1 − 1/(1 + t)). Schedulers may change it.
             Default: 0.9, or 0.6 with a preconditioner that has its own momentum ("spectral").
@@ -105,8 +105,8 @@ class Neumann(Optimizer):
         foreach: use the multi-tensor form; None chooses for you. False is the single-tensor form.
         differentiable: let autograd record the step (single-tensor form).
         capturable: let a CUDA graph capture the step; the learning rate becomes a tensor on the
-            device. If you do not capture it, the optimizer captures P by itself after a few steps,
-            where it can. Needs the fused CUDA kernel.
+            device. If you do not capture the step, the optimizer captures P by itself after a few
+            steps, where it can. Needs the fused CUDA kernel.
         fused: one pass over memory, in Triton on CUDA and in numba on the CPU (extra `cpu`). None
             uses it if it can run. If it cannot, True raises an error that says why.
         process_group: the torch.distributed group over which whole parameters are distributed, as
@@ -416,9 +416,8 @@ class Neumann(Optimizer):
     def _refuse_cut_short(self) -> None:
         if self._cut_short:
             raise RuntimeError(
-                "the last step was cut short, so weights and state are a mixture of before and "
-                "after it: load a checkpoint, with load_state_dict and together with the model's "
-                "weights"
+                "the last step was cut short, so only part of the weights and state is updated: "
+                "load a checkpoint of the model and of the optimizer"
             )
 
     @property
@@ -544,7 +543,7 @@ class Neumann(Optimizer):
         """Copies of the moving average v of the weights, in the form of :meth:`eval_params`."""
         if not keeps_average(self.param_groups[0]):
             raise RuntimeError(
-                "the average is kept only if a force needs it, and cubic and repulsive are 0"
+                "the average is kept only for a force: set cubic or repulsive above 0"
             )
         self._reconcile()
         return modes.derive_params(self.param_groups, self.state, modes.compute_average)
@@ -552,7 +551,7 @@ class Neumann(Optimizer):
     # ------------------------------------------------------------------ state dicts and copies
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim, with all that a resumed run needs to continue with the same bits."""
+        """As in torch.optim, with all that a resumed run needs to continue bit for bit."""
         self._refuse_cut_short()
         self._reconcile()
         self._distance.finish()
@@ -567,7 +566,7 @@ class Neumann(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load state, hyperparameters and mode, or change nothing. Parameters are never written.
+        """Load state, hyperparameters and mode; an error changes nothing. Never writes parameters.
 
         Load the model's weights before or after. They must have been saved in the same mode as the
         state dict. `fused`, `foreach` and `capturable` depend on the machine. If the saved values

@@ -73,8 +73,8 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in _OPTIMIZER_ONLY:
         if name in group:
             raise ValueError(
-                f"{name}={group[name]!r} in a parameter group: it belongs to the whole optimizer, "
-                f"so pass {name} to Neumann itself"
+                f"{name}={group[name]!r} in a parameter group: it applies to the whole optimizer, "
+                "so pass it to Neumann()"
             )
     _refuse_misspelled(group)
     check_scheduled(group)
@@ -154,7 +154,7 @@ def check_agreement(groups: Sequence[Mapping[str, Any]]) -> None:
         for name in COMMON:
             if group[name] != groups[0][name]:
                 raise ValueError(
-                    f"{name} must agree in all parameter groups: it is {groups[0][name]!r} in "
+                    f"{name} must agree across parameter groups: it is {groups[0][name]!r} in "
                     f"group 0 and {group[name]!r} in group {index}"
                 )
 
@@ -202,14 +202,14 @@ def _check_flags(group: Mapping[str, Any]) -> None:
     """Raise for flags that contradict each other."""
     if group["fused"] and (group["foreach"] or group["differentiable"]):
         other = "foreach" if group["foreach"] else "differentiable"
-        raise ValueError(f"fused=True and {other}=True exclude each other: choose one")
+        raise ValueError(f"fused=True and {other}=True cannot be combined: choose one")
     if group["capturable"] and (group["foreach"] is not None or group["differentiable"]):
         other = "differentiable" if group["differentiable"] else "foreach"
         raise ValueError(
-            f"capturable=True belongs to the fused CUDA kernel, so leave {other} at its default"
+            f"capturable=True needs the fused CUDA kernel, so leave {other} at its default"
         )
     if group["foreach"] and group["differentiable"]:
         raise ValueError(
-            "foreach=True and differentiable=True exclude each other: only the single-tensor form "
+            "foreach=True and differentiable=True cannot be combined: only the single-tensor form "
             "is differentiable"
         )

@@ -71,7 +71,7 @@ def large_batch(
         power: the rate falls as (1 − t)^power, where t goes from 0 at the end of the ramp to 1.
         slow_momentum: the fraction of slow momentum in the directions of hidden matrices, from 0 to
             1. It takes one more tensor for each matrix. See `add_slow_momentum`.
-        roles: roles by pattern of names, as for `param_groups`.
+        roles: {name pattern: role}, as for `param_groups`.
         options: other options for some roles, as for `param_groups`.
         split_heads: orthogonalize fused attention projections head by head.
         schedule_calls: how often `schedule.step()` is called after an optimizer step. Accelerate

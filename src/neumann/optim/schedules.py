@@ -108,8 +108,8 @@ class _RampedSchedule(LRScheduler):
         if loaded is not None and ours is not None and loaded != ours:
             warn_caller(
                 f"the loaded schedule has {loaded} steps and this one was built for {ours}; it "
-                f"continues with {loaded}. For a run of {ours} steps, set its total_steps to "
-                f"{ours} after loading, and the weight decay if it depends on them",
+                f"continues with {loaded}. For a run of {ours} steps, set schedule.total_steps = "
+                f"{ours} after loading, and adjust a weight decay that depends on it",
             )
 
     def get_lr(self) -> list[float | Tensor]:
@@ -133,12 +133,12 @@ class _RampedSchedule(LRScheduler):
 
 
 class LinearScaling(_RampedSchedule):
-    """A constant learning rate proportional to the batch: η·`batch_size`/`base_batch`.
+    """A constant learning rate proportional to the batch size: η·`batch_size`/`base_batch`.
 
     Args:
         optimizer: its learning rate η is the one tuned at `base_batch`.
         batch_size: examples in a step.
-        base_batch: examples in a step where η was tuned.
+        base_batch: the batch size at which η was tuned.
         ramp_steps: the learning rate rises over this many steps first.
         ramp_from: "zero", or "base" for a ramp from the optimizer's learning rate to the
             scaled one.
@@ -263,7 +263,7 @@ class StepDecay(_RampedSchedule):
     """A learning rate multiplied by `factor` every `every_epochs` epochs.
 
     A ramp goes from the optimizer's learning rate to `scale` times it, and needs `scale`:
-    `batch_size / base_batch` for linear scaling. With `ramp_from="zero"` it does not.
+    `batch_size / base_batch` for linear scaling. `ramp_from="zero"` needs no `scale`.
 
     Args:
         optimizer: its learning rate is the one at the start.

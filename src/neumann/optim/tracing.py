@@ -52,25 +52,26 @@ def refuse_untraceable(
     options = groups[0]
     if sharded:
         raise RuntimeError(
-            "a step whose parameters are divided among processes adds up their distances on the "
-            "way, which cannot be compiled: call optimizer.step() itself"
+            "a step whose parameters are divided among processes adds up their distances, which "
+            "cannot be compiled: call optimizer.step() uncompiled"
         )
     if not options["training"]:
         raise RuntimeError(EVALUATION_MODE)
     if options["differentiable"]:
         raise RuntimeError(
             "a step with differentiable=True cannot be compiled: autograd records it as it runs, "
-            "so call optimizer.step() itself"
+            "so call optimizer.step() uncompiled"
         )
     if options["skip_nonfinite"] and distributed.is_available() and distributed.is_initialized():
         raise RuntimeError(
             "a step with skip_nonfinite=True asks all processes whether a gradient overflowed, "
-            "which cannot be compiled: call optimizer.step() itself, or set skip_nonfinite=False"
+            "which cannot be compiled: call optimizer.step() uncompiled or set "
+            "skip_nonfinite=False"
         )
     for index, group in enumerate(groups):
         for number, p in enumerate(group["params"]):
             if (p.requires_grad or p.grad is not None) and p not in states:
                 raise RuntimeError(
                     f"parameter {number} of group {index} was frozen until now and has no state, "
-                    "which cannot be made while compiling: call optimizer.step() itself once"
+                    "which a compiled step cannot create: call optimizer.step() uncompiled once"
                 )

@@ -10,14 +10,14 @@ from neumann.optim import modes
 
 _DISPLACED = (
     "the model has loaded weights since the last step, and the optimizer has now subtracted μm "
-    "from them, but that μm belongs to the weights they replaced. Use weights that were saved in "
-    "evaluation mode as they are, without eval() or evaluating(). To continue from a checkpoint, "
-    "load the optimizer's state dict too. (Nothing is wrong if the weights have been put back.)"
+    "from them, but that μm belongs to the weights they replaced. If they were saved in "
+    "evaluation mode, do not call eval() or evaluating(). To continue from a checkpoint, load the "
+    "optimizer's state dict too. (Ignore this if you have put the old weights back.)"
 )
 _LOST = (
-    "the weights that the model loaded in evaluation mode are gone: training mode has put back the "
-    "weights w from before. Load them in training mode, outside of evaluating(); with a trainer, "
-    "build a new one to continue from them."
+    "the weights that the model loaded in evaluation mode are gone: the switch to training mode "
+    "restored the earlier weights w. Load weights in training mode, outside of evaluating(); with "
+    "a trainer, build a new one."
 )
 
 

@@ -58,7 +58,7 @@ class IdealizedNeumann(Optimizer):
     Args:
         params: parameters or parameter groups. Groups may differ in all but ``inner_steps``.
         inner_lr: η_in, about 1/λ_max; None is ``lr``, also when a schedule changes it.
-        outer_lr: another name of ``lr``.
+        outer_lr: another name for ``lr``.
         inner_steps: K, the same in every group, because the groups share one inner loop.
         lr: η_out.
         momentum: μ in (0, 1] of the convexified form; 1 is the plain series.
@@ -77,7 +77,7 @@ class IdealizedNeumann(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         if (lr is None) == (outer_lr is None):
-            raise TypeError("IdealizedNeumann needs lr, or outer_lr, which is the same; not both")
+            raise TypeError("IdealizedNeumann needs either lr or outer_lr, another name for it")
         defaults = {
             "lr": outer_lr if lr is None else lr,
             "inner_lr": inner_lr,
@@ -110,7 +110,7 @@ class IdealizedNeumann(Optimizer):
             The loss before the update.
         """
         if closure is None:
-            raise TypeError("IdealizedNeumann.step needs a closure, to evaluate it several times")
+            raise TypeError("IdealizedNeumann.step needs a closure, which it calls several times")
         # Checked again, because groups can be edited or loaded after construction.
         _check(self.param_groups)
         evaluate = torch.enable_grad()(closure)

@@ -117,7 +117,7 @@ def _violated_bound(residual: Tensor, image: Tensor, scale: float) -> str:
         return (
             f"An eigenvalue of scale·PA is about {eigenvalue:.4g}, and all must be below 2: scale "
             f"must be below {2 * scale / eigenvalue:.4g}, and 1/λ_max = {scale / eigenvalue:.4g} "
-            f"is a good choice (it is {scale:.4g})"
+            f"is a good choice (scale is now {scale:.4g})"
         )
     if eigenvalue <= 0:
         return (

@@ -45,7 +45,7 @@ def test_prints_notes_below_the_table(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     warmup = "neumann: all 22 steps were its SGD warm-up; the Neumann iteration never began"
     assert lines[-4] == warmup
-    assert lines[-3].startswith("p values are corrected for several comparisons")
+    assert lines[-3].startswith("p values are corrected for multiple comparisons")
     assert main([*words, "--arms", "sgd", "adamw", "--seeds", "1"]) == 0
     printed = capsys.readouterr().out
     assert f"\n4 finished runs in {tmp_path} are not shown\n" in printed

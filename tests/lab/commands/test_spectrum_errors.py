@@ -155,7 +155,7 @@ def record(noise, tolerance, converged=False):
 def test_more_products_are_advised_only_if_they_help():
     assert "a larger --max-products helps" in describe_measurement(record(1e-6, 1e-3))[-1]
     noisy = describe_measurement(record(2e-3, 1e-3))[-1]
-    assert "more products do not help" in noisy
+    assert "More products do not help" in noisy
     assert "another --operator or a model in float64" in noisy
     assert "--max-products helps" not in noisy
     assert "A tolerance of 0 cannot be reached" in describe_measurement(record(1e-6, 0.0))[-1]

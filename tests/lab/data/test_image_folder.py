@@ -162,7 +162,7 @@ def test_folders_with_the_wrong_layout(root):
 def test_impossible_options(root):
     with pytest.raises(UsageError, match=r"image_size must be at least 1 .* got 0 and 1"):
         load(f"folder:{root}", image_size=0, workers=1)
-    with pytest.raises(UsageError, match="flip, shift and cutout are for small sets"):
+    with pytest.raises(UsageError, match="flip, shift and cutout are for built-in sets"):
         load_root(root, cutout=4)
     with pytest.raises(UsageError, match="batch size 7 is larger than the training set"):
         load_root(root).train.batches(Plan(7))

@@ -73,7 +73,7 @@ def test_the_held_out_part_is_the_end(tale):
     length = len(tale.train.tokens)
     assert torch.cat([parts.train.tokens, parts.test.tokens]).equal(tale.train.tokens)
     assert len(parts.test.tokens) == round(length * 0.25)
-    with pytest.raises(UsageError, match="leaves less than a window of 8"):
+    with pytest.raises(UsageError, match="leaves too few for a window; lower --context from 8"):
         tale.hold_out(0.01)
 
 
@@ -144,5 +144,5 @@ def test_wrong_names(name, message):
 
 
 def test_text_refuses_augmentation(path):
-    with pytest.raises(UsageError, match="flip, shift and cutout are for small sets of images"):
+    with pytest.raises(UsageError, match="flip, shift and cutout are for built-in sets of images"):
         load(f"text:{path}", shift=2)

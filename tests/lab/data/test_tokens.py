@@ -312,16 +312,16 @@ def test_a_cache_of_something_else_is_refused_and_kept(path):
     change("is damaged: its first line is not JSON", good[:100])
     change("is damaged: it has the wrong size", good[:-2])
     change("is damaged: it has the wrong size", good + b"\0\0")
-    change("is damaged: its checksum does not fit", good[:-2] + b"\1\1")
+    change("is damaged: its checksum does not match", good[:-2] + b"\1\1")
     change("is damaged: lengths should name", edit(lengths={"train": 1}))
     change("is damaged: lengths should be", edit(lengths={"train": -1}))
     change("is damaged: bytes_per_token should be 2 or 4", edit(bytes_per_token=8))
     about = json.loads(line)
     longer = about["tokenizer"].replace('"e"', '"eeeeeeee"', 1)  # would change the bits per byte
-    change("is damaged: its checksum does not fit", edit(tokenizer=longer))
+    change("is damaged: its checksum does not match", edit(tokenizer=longer))
     moved = {**about["lengths"], "train": about["lengths"]["train"] - 9}
     moved["validation"] += 9
-    change("is damaged: its checksum does not fit", edit(lengths=moved))
+    change("is damaged: its checksum does not match", edit(lengths=moved))
     cache.write_bytes(good)
     load(f"text:{path}", **options)
     path.write_bytes(path.read_bytes().replace(b"quick", b"quack", 1))

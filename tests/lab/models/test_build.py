@@ -131,7 +131,7 @@ def test_gpt_ties_its_head_and_refuses_long_windows(data):
     assert isinstance(model, GPT)
     shorter = model(torch.zeros(1, 5, dtype=torch.int64))
     assert shorter.shape == (1, 5, data["text"].classes)
-    with pytest.raises(ValueError, match="a window may have 16 tokens, got 17"):
+    with pytest.raises(ValueError, match="a window has at most 16 tokens, got 17"):
         model(torch.zeros(1, 17, dtype=torch.int64))
 
 

@@ -77,7 +77,7 @@ def test_names():
             "unknown gpt option 'layers'; choose from: width, depth, heads, tied",
         ),
         ("gpt:small,", "unknown gpt option ''"),
-        ("gpt:small,context=64", "the context has an option of its own, --context"),
+        ("gpt:small,context=64", "set the context with --context"),
         ("gpt:width=0", "gpt:width=0: width must be a whole number of at least 1, got '0'"),
         ("gpt:width=1e3", "width must be a whole number"),
         ("gpt:width=9999999", "width must be a whole number"),
@@ -105,7 +105,7 @@ def test_build_takes_vocabulary_and_context_from_the_data():
     model = build("gpt:width=64,depth=1", data)
     assert model(draw(2, 24)).shape == (2, 24, 70)
     assert model(draw(2, 5)).shape == (2, 5, 70)
-    with pytest.raises(ValueError, match="a window may have 24 tokens, got 25"):
+    with pytest.raises(ValueError, match="a window has at most 24 tokens, got 25"):
         model(draw(2, 25))
 
 

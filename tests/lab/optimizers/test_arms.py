@@ -290,7 +290,7 @@ def test_a_rate_for_each_role(start):
     assert all("role" not in group for group in plain.param_groups)
     for wrong, message in (
         ("output=0", "output must be a finite number above 0, got 0"),
-        ("output=2,decay_norms=true", "decay_norms and output exclude each other"),
+        ("output=2,decay_norms=true", "decay_norms and output cannot be combined"),
     ):
         arm = Arm.parse(start + wrong)
         with pytest.raises(UsageError, match=message):

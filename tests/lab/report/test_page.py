@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick):
 
 
 def test_several_p_values_come_with_a_note(tmp_path, quick):
-    note = "The p values are corrected for several comparisons by Holm's method;"
+    note = "The p values are corrected for multiple comparisons by Holm's method;"
     arms = {"neumann": {}, "sgd": {}, "adam": {}}
     assert note in read_page(write_report(fake_comparison(tmp_path / "a", arms))).text
     del arms["adam"]
@@ -273,7 +273,7 @@ def test_so_do_those_with_another_reference_than_the_first(tmp_path, quick):
     """The first has diverged, so it has no p values."""
     arms = {"neumann": {"diverged_seeds": (0, 1, 2)}, "sgd": {}, "adam": {}, "adamw": {}}
     page = read_page(write_report(fake_comparison(tmp_path, arms)))
-    assert "The p values are corrected for several comparisons by Holm's method;" in page.text
+    assert "The p values are corrected for multiple comparisons by Holm's method;" in page.text
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -281,5 +281,5 @@ def test_several_p_values_at_a_point_come_with_a_note(tmp_path, quick, count):
     arms = dict([("neumann", {}), ("sgd", {}), ("adam", {})][:count])
     names = ["batch_size=64", "batch_size=1024"]
     page = read_page(write_report(fake_study(tmp_path / "x", arms, names)))
-    note = "At each point, p values are corrected for several comparisons by Holm's method;"
+    note = "At each point, p values are corrected for multiple comparisons by Holm's method;"
     assert (note in page.text) == (count == 3)

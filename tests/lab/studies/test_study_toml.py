@@ -102,7 +102,7 @@ batch_size = 64
 """
     (point,) = read(text, tmp_path).points
     assert point.config.arms == ("sgd=sgd:lr=0.2", "small=sgd:lr=0.025@batch_size=64")
-    with pytest.raises(UsageError, match=r"must be a rate and images, as in 0\.1/256"):
+    with pytest.raises(UsageError, match=r"must be RATE/BATCH_SIZE, as in 0\.1/256"):
         read(text.replace("/256", "/many"), tmp_path)
 
 
@@ -137,7 +137,7 @@ def test_a_shorter_study_has_a_shorter_search(tmp_path):
         ('opt = "sgd"', 'opt = "sgdd"', "unknown optimizer 'sgdd'"),
         ('opt = "sgd"', "opt = 3", r"\[arms.small batches\]: opt must be text"),
         ('lr = "neumann"', 'lr = "a, b"', "lr cannot name an arm with a comma"),
-        ("bn-batch = 32", "batch_size = 32", "batch_size is an axis, so it cannot have its own"),
+        ("bn-batch = 32", "batch_size = 32", "batch_size is an axis; remove it from the arm"),
         ("bn-batch = 32", "data = 'x'", r"unknown setting in \[arms.small batches\] 'data'"),
         ("batch_size = [", "bach_size = [", r"unknown setting in \[axes\] 'bach_size'"),
         ("32, 64, 128]", "64, 64]", "batch_size has 64 twice"),
@@ -166,10 +166,10 @@ def test_a_shorter_study_has_a_shorter_search(tmp_path):
         (
             '[axes]\nbatch_size = [32, 64, 128]\n"neumann:reset_growth" = [1, 2]\n',
             "",
-            r"\[tuning\]: at batch_size = 64 needs \[axes\] to choose from",
+            r"\[tuning\]: at batch_size = 64 needs batch_size in \[axes\]",
         ),
         ("at = {batch_size = 64}", "at = {batch_size = 65}", "65 is not one of"),
-        ("at = {batch_size = 64}", "at = {epochs = 64}", "unknown axis in at"),
+        ("at = {batch_size = 64}", "at = {epochs = 64}", r"unknown axis in \[tuning\] at"),
         ('scale = "linear"', 'scale = "cubic"', "scale should be 'none' or 'linear' or 'sqrt'"),
         ("[arms.plain]", '[arms."a=b"]', "a name cannot have"),
         ("[arms.neumann]", "[arms.neumann", "is not TOML"),

@@ -301,6 +301,6 @@ def test_an_older_checkpoint_of_the_same_run_continues(copied):
 def test_a_folder_with_only_a_checkpoint_is_used(copied, capsys):
     folder = copied("interrupted")
     (folder / "metrics.jsonl").unlink()
-    refuse(TRAIN[:-2], "run holds a run already: --resume auto continues it", capsys)
+    refuse(TRAIN[:-2], "run already holds a run: add --resume auto to continue it", capsys)
     (folder / "config.json").unlink()
-    refuse(TRAIN, "run holds a checkpoints but no config.json", capsys)
+    refuse(TRAIN, "run holds checkpoints but no config.json", capsys)

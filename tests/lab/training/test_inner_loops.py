@@ -143,7 +143,7 @@ def test_a_model_that_is_differentiable_once_is_refused_in_one_line(tmp_path, mo
     ("flags", "message"),
     [
         (["--fsdp"], "--fsdp: {} does not support sharded weights"),
-        (["--clip-grad", "1"], "--clip-grad: {} takes several gradients a step and clips none"),
+        (["--clip-grad", "1"], "--clip-grad: {} uses several gradients per step and cannot clip"),
     ],
 )
 def test_what_they_cannot_do_is_refused_before_anything_starts(

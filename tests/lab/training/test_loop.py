@@ -219,7 +219,7 @@ def test_micro_batches_add_up_to_the_batch(tmp_path):
         (["--opt", "neumann:state_dtype=int8"], "state_dtype must be None, torch.bfloat16"),
         (["--device", "meta"], "--device must be auto, cpu, cuda or cuda:N"),
         (["--seed", str(2**80)], "--seed must be from 0 to"),
-        (["--output", ""], "--output must be a folder of its own"),
+        (["--output", ""], "--output must not be the working folder"),
         (
             ["--data", "synthetic:3x8x8,4,64", "--model", "resnet9", "--batch-size", "1"],
             "BatchNorm in resnet9 needs more than one example",
@@ -278,7 +278,7 @@ def test_a_run_is_not_overwritten_even_without_a_checkpoint(tmp_path, capsys):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     before = (tmp_path / "run" / "summary.json").read_bytes()
     assert main(flags) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
 
 

@@ -227,7 +227,7 @@ def test_refused(tmp_path):
     for opt in ("muon", "normuon", "soap"):
         with pytest.raises(UsageError, match=f"{opt} does not support sharded weights"):
             TrainConfig(opt=opt, fsdp=True).resolve()
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         TrainConfig(sync_bn=True, bn_batch=8).resolve()
     with pytest.raises(UsageError, match="--cuda-graph on needs a GPU"):
         TrainConfig(cuda_graph="on", device="cpu").resolve()

@@ -122,8 +122,8 @@ def test_a_setting_newer_than_the_run_had_its_default(younger, here, difference,
         ("config.json", '{"model_type": "bert"}', UsageError, "is not the config of a run"),
         ("config.json", "[]", RecordsError, "config.json is damaged: it is not a JSON object"),
         ("config.json", '{"for', RecordsError, "config.json is damaged"),
-        ("metrics.jsonl", "", UsageError, "holds a metrics.jsonl but no config.json"),
-        ("summary.json", "{}", UsageError, "holds a summary.json but no config.json"),
+        ("metrics.jsonl", "", UsageError, "holds metrics.jsonl but no config.json"),
+        ("summary.json", "{}", UsageError, "holds summary.json but no config.json"),
     ],
 )
 def test_a_folder_that_is_not_a_runs(name, content, error, message, tmp_path):

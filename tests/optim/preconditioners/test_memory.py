@@ -167,7 +167,7 @@ def test_the_options_of_a_preconditioner_are_saved_with_its_name():
     assert other.param_groups[0]["precondition"].scale == 0.5
     for given in ("spectral", "diagonal", None):
         named = Neumann(network().named_parameters(), lr=0.1, precondition=given, **CLOCK)
-        with pytest.raises(ValueError, match="build it with that preconditioner"):
+        with pytest.raises(ValueError, match="build the optimizer with the saved"):
             named.load_state_dict(saved)
 
 

@@ -323,7 +323,7 @@ def test_bad_patterns(overrides, message):
 def test_arguments_of_other_types():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
         find_roles([torch.zeros(2)])
-    with pytest.raises(TypeError, match=r"roles must be a dict of roles by pattern, got \['head'"):
+    with pytest.raises(TypeError, match=r"roles must be a dict \{pattern: role\}, got \['head'"):
         find_roles(Network(), ["head"])
 
 

@@ -24,7 +24,7 @@ def test_chunks_equal_the_whole_batch(kind, chunk):
 
 def test_chunks_are_refused_with_batch_statistics():
     model, pair = tiny_mlp(norm=True), batch(23, 5)
-    with pytest.raises(ValueError, match='chunk=8 is wrong with batchnorm="batch"'):
+    with pytest.raises(ValueError, match='chunk=8 conflicts with batchnorm="batch"'):
         Hessian(model, cross_entropy, batch=pair, chunk=8)
     Hessian(model, cross_entropy, batch=pair, chunk=23)  # a single chunk is allowed
     whole = Hessian(model, cross_entropy, batch=pair, batchnorm="running")

@@ -10,7 +10,7 @@ from neumann.lab.studies.statistics import Difference
 
 EVIDENCE = (
     "Ahead and behind mean p < 0.05 in a paired t test over the seeds, after Holm's correction for "
-    "several tests. Anything else counts as a tie."
+    "multiple tests. Anything else counts as a tie."
 )
 ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 

@@ -46,7 +46,7 @@ COMMANDS = {  # as in `summaries`
     "demo": Command(demo.DemoConfig, demo.run),
 }
 CONFIG_HELP = "read defaults from a TOML file of flags, or the JSON settings of a run or study"
-ALLOW_CODE_HELP = "run this code if a file or a run's folder names it"
+ALLOW_CODE_HELP = "allow a file or a run's folder to run this code"
 NO_CONFIG = ("study", "report")  # commands without --config
 RUN_CODE = ("train", "compare", "sweep", "study", "spectrum")  # commands that take --allow-code
 

@@ -95,12 +95,12 @@ def _advise_convergence(ends: dict[str, Any]) -> list[str]:
         return []
     tolerance, noise = min(end["tolerance"] for end in unconverged), ends["noise"]
     if tolerance == 0:
-        return ["A tolerance of 0 cannot be reached: all of --max-products were spent."]
+        return ["A tolerance of 0 cannot be reached: all --max-products were spent."]
     if noise > NOISY * tolerance:
         return [
-            "Not converged, but the error bounds hold. The noise of the products, "
-            f"{noise:.2g}, leaves no room in the tolerance, {tolerance:.2g}, so more products do "
-            "not help; a larger --tolerance, another --operator or a model in float64 does."
+            f"Not converged, but the error bounds hold. The products' noise, {noise:.2g}, is too "
+            f"large for the tolerance, {tolerance:.2g}. More products do not help; use a larger "
+            "--tolerance, another --operator or a model in float64."
         ]
     return ["Not converged, but the error bounds hold; a larger --max-products helps."]
 

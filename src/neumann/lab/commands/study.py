@@ -51,7 +51,7 @@ class StudyConfig:
     seconds: float | None = None
     """start no new run after this many seconds; run the same command again to continue"""
     search_only: bool = False
-    """choose the learning rates and stop before the test; without it, the same command goes on"""
+    """choose the learning rates and stop before the test; run again without it to continue"""
     allow_code: tyro.conf.SuppressFixed[tyro.conf.Fixed[tuple[str, ...]]] = ()  # from --allow-code
 
 

@@ -54,7 +54,7 @@ class Request:
     def refuse_augmentation(self) -> None:
         if self.flip or self.shift or self.cutout:
             raise UsageError(
-                f"flip, shift and cutout are for small sets of images, not for {self.name}"
+                f"flip, shift and cutout are for built-in sets of images, not for {self.name}"
             )
 
     def find_path(self, form: str) -> Path:

@@ -133,14 +133,14 @@ def read_cache(path: Path, text_hash: str, tokens: Tokens) -> TokenizedText | No
     # Copy on write: torch warns about arrays that it may not change.
     mapped = np.memmap(path, dtype, "c", len(line), (total,)) if total else np.zeros(0, dtype)
     if _compute_checksum(about, [mapped.data]) != about.checksum:
-        raise _damaged(path, "its checksum does not fit")
+        raise _damaged(path, "its checksum does not match")
     text = TokenizedText(dict(_cut(mapped, about.lengths)), about.tokenizer)
     try:
         fits = len(text.token_bytes) == tokens.vocabulary
     except ValueError:
         fits = False
     if not fits or mapped.max(initial=0) >= tokens.vocabulary:
-        raise _damaged(path, f"its tokens are not those of a vocabulary of {tokens.vocabulary}")
+        raise _damaged(path, f"its tokens do not fit a vocabulary of {tokens.vocabulary}")
     return text
 
 
@@ -153,7 +153,7 @@ def _compute_checksum(about: Header, contents: Sequence[bytes | memoryview]) -> 
 
 
 def _explain_failure(path: Path) -> AbstractContextManager[None]:
-    advice = "copy the text to a folder that can be written"
+    advice = "copy the text to a writable folder"
     return explain_os_errors(UsageError, f"cannot write {path} ({advice})")
 
 

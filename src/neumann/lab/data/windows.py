@@ -38,8 +38,8 @@ class Windows:
         kept, end = self.tokens[:-held_out], self.tokens[-held_out:]
         if min(len(kept), len(end)) <= self.context:
             raise UsageError(
-                f"holding out {fraction} of {len(self.tokens)} {self.unit}s leaves less than a "
-                f"window of {self.context} and the {self.unit} after it"
+                f"holding out {fraction} of {len(self.tokens)} {self.unit}s leaves too few for a "
+                f"window; lower --context from {self.context}"
             )
         return replace(self, tokens=kept), replace(self, tokens=end)
 

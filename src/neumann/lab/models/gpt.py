@@ -62,7 +62,7 @@ def parse_size(name: str) -> Size:
     for piece in pieces:
         key, _, text = piece.partition("=")
         if key == "context":
-            raise UsageError(f"model {name}: the context has an option of its own, --context")
+            raise UsageError(f"model {name}: set the context with --context")
         if key not in OPTIONS:
             raise unknown(f"{PREFIX.rstrip(':')} option", key, OPTIONS)
         if key in given:
@@ -116,7 +116,7 @@ class ModernGPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         time = tokens.shape[1]
         if time > self.context:
-            raise ValueError(f"a window may have {self.context} tokens, got {time}")
+            raise ValueError(f"a window has at most {self.context} tokens, got {time}")
         positions = self.cosines[:time], self.sines[:time]
         stream = _normalize(self.embedding(tokens))
         for layer in self.layers:

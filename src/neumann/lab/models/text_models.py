@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         time = tokens.shape[1]
         if time > len(self.position):
-            raise ValueError(f"a window may have {len(self.position)} tokens, got {time}")
+            raise ValueError(f"a window has at most {len(self.position)} tokens, got {time}")
         stream: Tensor = self.embedding(tokens) + self.position[:time]
         for layer in self.layers:
             stream = layer(stream)

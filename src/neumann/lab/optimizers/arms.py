@@ -170,7 +170,7 @@ def build_optimizer(
         if recipe.by_role:
             groups = group_by_role(model, weight_decay, of_roles, decay_norms, steps)
         elif recipe.assemble is not None or of_roles:
-            both = f"{DECAY_NORMS} and {', '.join(of_roles)} exclude each other"
+            both = f"{DECAY_NORMS} and {', '.join(of_roles)} cannot be combined"
             require(DECAY_NORMS not in dict(arm.options), both)
             groups = group_by_rate(model, options["lr"], weight_decay, of_roles)
         else:

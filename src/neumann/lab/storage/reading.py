@@ -14,7 +14,7 @@ from neumann.lab.storage.atomic_files import StorageError, explain_os_errors
 from neumann.lab.storage.field_types import MAX_COUNT
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
-RESTORE = "restore it from a copy, or remove its folder to train again"
+RESTORE = "restore it from a backup, or remove its folder to train again"
 FORMAT = 1  # of config.json; a reader refuses formats that it does not know
 
 

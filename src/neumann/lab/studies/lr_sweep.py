@@ -283,7 +283,9 @@ def _parse_range(text: str, what: str) -> tuple[float, ...]:
     ratio = (high / low) ** (1 / (count - 1))
     lrs = (low, *(_round(low * ratio**k) for k in range(1, count - 1)), high)
     if list(lrs) != sorted(set(lrs)):
-        raise UsageError(f"{what} {text}: the values are too close together for {DIGITS} digits")
+        raise UsageError(
+            f"{what} {text}: the values are too close for {DIGITS} digits; lower COUNT"
+        )
     return lrs
 
 

@@ -66,7 +66,7 @@ class CompareConfig(TrainingSettings):
 class SweepConfig(Settings):
     """Choose each optimizer's learning rate on held-out data, then compare them.
 
-    Budgets are equal, and only the final comparison sees the test set.
+    Search budgets are equal, and only the final comparison sees the test set.
     """
 
     arms: tuple[str, ...] = ("neumann-spectral", "neumann", "sgd", "adamw")
@@ -74,7 +74,7 @@ class SweepConfig(Settings):
     in adamw:lr=1e-4:1e-2:7, or take the rate chosen for another, as in
     neumann-spectral:momentum=0.8,lr=neumann-spectral"""
     lr: str | None = None
-    """learning rates to try, LOW:HIGH:COUNT in equal ratios; by default 7 around the usual one"""
+    """learning rates to try, log-spaced, LOW:HIGH:COUNT; by default 7 around the usual one"""
     search_seeds: int = 1
     """runs of each learning rate in the search"""
     search_epochs: int | None = None
@@ -120,7 +120,7 @@ class SpectrumConfig:
     step: int | None = None
     """step of the checkpoint; by default the last"""
     weights: Literal["evaluation", "training"] | None = None
-    """weights to measure: evaluation (default; for Neumann w − μm, to ship) or training (w)"""
+    """weights to measure: evaluation (default; w − μm for Neumann) or training (w)"""
     data_dir: Path | None = None
     """folder of the run's data set, if it has moved"""
     entry: Annotated[str | None, Doc(ENTRY_HELP)] = None

@@ -94,8 +94,8 @@ def measure_spectrum(config: SpectrumConfig, show_products: ShowProducts) -> dic
             raise
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                "out of device memory; fewer --examples, a smaller --chunk or fewer "
-                f"--max-products need less: {shorten(error, 120)}"
+                "out of device memory; lower --examples, --chunk or --max-products: "
+                f"{shorten(error, 120)}"
             ) from error
         except Exception as error:
             if config.entry is not None and raised_in_user_code(error):
@@ -284,7 +284,7 @@ def _call_entry(entry: str, config: SpectrumConfig) -> Problem:
         return Problem(model, loss, {"loader": loader}, source)
     if config.examples is None:
         return Problem(model, loss, {"batch": data}, source)
-    raise UsageError("--examples is for a loader; this --entry returns one batch, used whole")
+    raise UsageError("--examples works only with a loader; this --entry returns one batch")
 
 
 def _first_examples(loader: Any, examples: int) -> Iterator[Any]:

@@ -122,7 +122,7 @@ def _make_study(
     }
     arms = {name: _parse_arm(name, table, axes) for name, table in text.arms.items()}
     arms = {name: (opt, _without(own, changed)) for name, (opt, own) in arms.items()}
-    require(bool(arms), "it needs an [arms.NAME]")
+    require(bool(arms), "add an [arms.NAME] table")
     _check_names(text.arms, axes, {Arm.parse(opt).name for opt, _ in arms.values()})
     sources = _parse_sources(tuning, axes, settings)
     points = []
@@ -195,11 +195,11 @@ def _parse_arm(
         named = isinstance(lr, int | float | str) and not isinstance(lr, bool)
         require(named, f"{where}: lr must be a number, LOW:HIGH:COUNT or an arm, got {lr!r:.40}")
         require("," not in str(lr), f"{where}: lr cannot name an arm with a comma, got {lr!r:.40}")
-        require("lr" not in dict(arm.options), f"{where}: lr is also an option of its opt")
+        require("lr" not in dict(arm.options), f"{where}: lr is set twice, here and in opt")
         opt = f"{opt}{',' if ':' in opt else ':'}lr={lr}"
     own = _parse_settings(where, given, OWN)
     twice = next((key for key in own if key in axes), None)
-    require(twice is None, f"{where}: {twice} is an axis, so it cannot have its own")
+    require(twice is None, f"{where}: {twice} is an axis; remove it from the arm")
     return opt, own
 
 
@@ -271,7 +271,7 @@ def _scale_lr(opt: str, settings: Mapping[str, Any]) -> str:
     try:
         scaled = float(lr) * settings.get("batch_size", Settings().batch_size) / int(images)
     except (ValueError, ZeroDivisionError):
-        raise UsageError(f"lr = {lr}/{images} must be a rate and images, as in 0.1/256") from None
+        raise UsageError(f"lr = {lr}/{images} must be RATE/BATCH_SIZE, as in 0.1/256") from None
     return str(arm.with_options(lr=float(f"{scaled:.6g}")))
 
 
@@ -300,9 +300,9 @@ def _parse_sources(
 ) -> _Sources:
     at = {} if tuning is None else tuning.at
     for key, value in at.items():
-        require(bool(axes), f"[tuning]: at {key} = {value} needs [axes] to choose from")
+        require(bool(axes), f"[tuning]: at {key} = {value} needs {key} in [axes]")
         if key not in axes:
-            raise unknown("axis in at of [tuning]", key, axes)
+            raise unknown("axis in [tuning] at", key, axes)
         require(value in axes[key], f"[tuning]: at {key} = {value} is not one of {axes[key]}")
     scale = "none" if tuning is None else tuning.scale
     return _Sources(at, scale, settings)

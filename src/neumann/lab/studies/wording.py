@@ -11,7 +11,7 @@ from neumann.lab.studies.statistics import Difference
 
 FEW_SEEDS = 5  # fewer than this are pointed out
 CORRECTED = (
-    "p values are corrected for several comparisons by Holm's method; intervals are those of each "
+    "p values are corrected for multiple comparisons by Holm's method; intervals are those of each "
     "comparison alone"
 )
 

@@ -123,7 +123,7 @@ def get_statistics(model: nn.Module) -> list[Tensor]:
 def set_statistics(model: nn.Module, saved: list[Tensor]) -> None:
     for buffer, value in zip(get_statistics(model), saved, strict=True):
         if buffer.shape != value.shape:
-            raise ValueError(f"statistics of shape {buffer.shape} cannot be {value.shape}")
+            raise ValueError(f"statistics must have shape {buffer.shape}, got {value.shape}")
         buffer.copy_(value)
 
 

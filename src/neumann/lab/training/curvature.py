@@ -76,8 +76,8 @@ class Curvature:
             return failed, about_as_dict(operator.about)
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                "--spectrum-every: the device has too little memory; a smaller --spectrum-batch or "
-                f"fewer --spectrum-products need less: {shorten(error, 120)}"
+                "--spectrum-every: out of device memory; lower --spectrum-batch or "
+                f"--spectrum-products: {shorten(error, 120)}"
             ) from error
         except (RuntimeError, ValueError, TypeError) as error:
             raise UsageError(f"--spectrum-every: {shorten(error, 400)}") from error

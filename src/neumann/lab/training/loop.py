@@ -82,8 +82,8 @@ class Training:
             used = files.summary is not None or files.lines or self._checkpoints.list_steps()
             if used and self.config.resume != "auto":
                 raise UsageError(
-                    f"{folder} holds a run already: --resume auto continues it, another --output "
-                    "starts a new one"
+                    f"{folder} already holds a run: add --resume auto to continue it, or choose "
+                    "another --output"
                 )
             if isinstance(files.result, Divergence):
                 raise Diverged(**dataclasses.asdict(files.result))

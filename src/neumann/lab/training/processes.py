@@ -53,7 +53,7 @@ def join_processes() -> Iterator[Process]:
     process = Process(*(int(os.environ.get(name, "0")) for name in names))
     gpus = torch.cuda.device_count()
     if 0 < gpus <= process.local_rank:
-        raise UsageError(f"this machine has {gpus} GPUs: torchrun --nproc-per-node {gpus} at most")
+        raise UsageError(f"this machine has {gpus} GPUs: use --nproc-per-node {gpus} or less")
     if gpus:
         torch.cuda.set_device(process.local_rank)
     # DDP imports this module later, while a group exists, and its default arguments would then

@@ -90,7 +90,7 @@ class Records:
         for name in (METRICS, SUMMARY, CHECKPOINTS):
             if os.path.exists(self.folder / name):
                 raise UsageError(
-                    f"{self.folder} holds a {name} but no {CONFIG}, so its run is unknown; "
+                    f"{self.folder} holds {name} but no {CONFIG}, so its run is incomplete; "
                     "choose another folder"
                 )
         remove_leftovers(self.folder)

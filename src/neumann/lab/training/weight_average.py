@@ -82,7 +82,7 @@ class WeightAverage:
         ]
         for average, saved in zip(self._average, [*own, *statistics], strict=True):
             if average.shape != saved.shape:
-                raise ValueError(f"an average of shape {average.shape} cannot be {saved.shape}")
+                raise ValueError(f"the average must have shape {average.shape}, got {saved.shape}")
             average.copy_(saved)
 
     @torch.no_grad()

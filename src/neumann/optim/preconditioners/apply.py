@@ -338,8 +338,8 @@ def _check_memory(
     known = set(map(id, kept))
     replaced = sorted({key for state in memory for key, t in state.items() if id(t) not in known})
     raise ValueError(
-        f"apply of the preconditioner {stage.name!r} must write to the tensors of a state, as "
-        f"with copy_, and has replaced {', '.join(map(repr, replaced)) or 'or removed some'}"
+        f"apply of the preconditioner {stage.name!r} must write to its state's tensors in place, "
+        f"as with copy_, and has replaced {', '.join(map(repr, replaced)) or 'or removed some'}"
     )
 
 

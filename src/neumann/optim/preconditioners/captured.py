@@ -78,8 +78,8 @@ class CapturedPreconditioner:
             self._refused = True
             reason = (str(error).strip() or repr(error)).splitlines()[0]
             warn_caller(
-                f"P could not be captured in a CUDA graph ({reason}). Its kernels are launched one "
-                "by one, which gives the same steps and costs more host time"
+                f"the preconditioner could not be captured in a CUDA graph ({reason}). Its kernels "
+                "are launched one by one: the same steps, but more host time"
             )
 
 

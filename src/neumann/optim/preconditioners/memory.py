@@ -48,7 +48,8 @@ def create_memory(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         for key, value in made.items():
             if PREFIX + key in state:
                 raise ValueError(
-                    f"the preconditioner {stage.name!r} and one before it both keep {key!r}"
+                    f"the preconditioner {stage.name!r} and one before it both keep {key!r}: "
+                    "rename one"
                 )
             narrowed = key in narrow and not value.is_complex()  # as for m
             state[PREFIX + key] = value.to(torch.bfloat16) if narrowed else value
@@ -135,7 +136,7 @@ def resolve_names(
         elif saved_as is not None and saved_as not in NAMED:
             raise ValueError(
                 f"group {index} was saved with the preconditioner {saved_as!r}, and the optimizer "
-                f"has {own!r}: build it with that preconditioner"
+                f"has {own!r}: build the optimizer with the saved one"
             )
         if is_object and called != saved_as:
             stays = called if group["precondition"] is own else saved_as

@@ -20,11 +20,12 @@ class Preconditioner(Protocol):
     gradients. An attribute `narrow` names tensors of the state for which bfloat16 is enough: with
     `state_dtype=torch.bfloat16` they are stored in it, and `apply` gets them in float32.
 
-    A P without state for parameters that are not elementwise can be divided among processes, each
-    of which calls `apply` with some of these parameters: see `exchange`. A method
-    `count_operations(parameter)`, its work, balances them; otherwise the number of elements does. A
-    method `is_separable(parameter)` says that the direction of each entry of the first dimension
-    depends on that entry alone; if a parameter is sharded along it, `apply` sees the shards.
+    If P has no state for parameters that are not elementwise, processes can divide these among
+    themselves: each calls `apply` with some of them (see `exchange`). A method
+    `count_operations(parameter)` gives the work by which they are balanced; the default is the
+    number of elements. A method `is_separable(parameter)` says that the direction of each entry of
+    the first dimension depends on that entry alone; if a parameter is sharded along it, `apply`
+    sees the shards.
     """
 
     @property

@@ -86,7 +86,7 @@ def find_roles(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(overrides or {}, Mapping):
-        raise TypeError(f"roles must be a dict of roles by pattern, got {describe(overrides)}")
+        raise TypeError(f"roles must be a dict {{pattern: role}}, got {describe(overrides)}")
     places = list(find_places(model))
     _refuse_packed(places)
     owned = _find_parameters(places)
@@ -106,7 +106,7 @@ def find_roles(
             if own.parameter.ndim < 2:
                 raise ValueError(
                     f"{own.name}, of shape {tuple(own.parameter.shape)}, cannot be {role}: it is "
-                    "not a matrix; make it a vector, or let the pattern match only weights"
+                    'not a matrix; give it the role "vector", or let the pattern match only weights'
                 )
             view = find_view(own.parameter, *own.places[0], split_heads)
         place = own.places[0][0]
@@ -203,7 +203,7 @@ def _refuse_packed(places: list[Place]) -> None:
         if hasattr(place.module, "_packed_params"):
             raise ValueError(
                 f"{place.path or 'the model'} is quantized ({type(place.module).__name__}) and has "
-                "no parameters to train: build the optimizer for the model before quantization"
+                "no parameters to train: build the optimizer for the unquantized model"
             )
 
 

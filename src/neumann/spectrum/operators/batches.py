@@ -48,7 +48,7 @@ def collect_batches(
         given = "neither" if batch is None else "both"
         raise ValueError(f"pass either batch= or loader=, got {given}")
     if batches is not None and (isinstance(batches, bool) or batches < 1 or loader is None):
-        raise ValueError(f"batches must be at least 1 and come with loader=, got {batches!r}")
+        raise ValueError(f"batches must be at least 1 and needs loader=, got {batches!r}")
     if isinstance(loader, Dataset):
         raise TypeError(
             f"loader must yield batches, but {type(loader).__name__} is a dataset, which yields "
@@ -72,8 +72,8 @@ def count_examples(batch: Any) -> int:
         if tensor.ndim:
             return len(tensor)
     raise TypeError(
-        f"cannot count the examples of a {type(batch).__name__}; batches are tensors, tuples, "
-        "lists or mappings of tensors, or pass count="
+        f"cannot count the examples of a {type(batch).__name__}; pass count=, or batches that are "
+        "tensors, or tuples, lists or mappings of tensors"
     )
 
 

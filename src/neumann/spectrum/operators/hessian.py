@@ -73,9 +73,9 @@ class Hessian(AutogradOperator):
                 answer = self._forward_over_reverse(index, vector)
             except RuntimeError as second:
                 raise RuntimeError(
-                    "the loss can be differentiated neither backward twice "
-                    f"({_first_line(error)}) nor forward over reverse ({_first_line(second)}); "
-                    "use Differences, which only needs gradients"
+                    f"neither double backward ({_first_line(error)}) nor forward over reverse "
+                    f"({_first_line(second)}) works for this loss; use Differences, which only "
+                    "needs gradients"
                 ) from error
             self.method = "forward-over-reverse"
             return answer

@@ -46,8 +46,8 @@ class CurvatureOperator(Operator):
         batch: the batch to measure on. Pass this or `loader`.
         loader: an iterable of batches, read once and kept; not a dataset, which yields examples.
         batches: how many batches of the loader to use, from the first on; None uses all.
-        chunk: how many examples go through the model at a time, to bound the memory. An error if
-            that changes the loss; see `batches`.
+        chunk: how many examples go through the model at a time, to limit memory. Raises if that
+            changes the loss; see `batches`.
         batchnorm: "batch" for the statistics of each batch, as in training and in the paper, or
             "running" for the running statistics, as in evaluation.
         parameters: glob patterns, each of which must match, or a function of the name; by default
@@ -100,7 +100,7 @@ class CurvatureOperator(Operator):
             split = next((p for p in whole if chunk is not None and p.examples > chunk), None)
             if layers and batchnorm == "batch" and split is not None:
                 raise ValueError(
-                    f'chunk={chunk} is wrong with batchnorm="batch": BatchNorm would normalize '
+                    f'chunk={chunk} conflicts with batchnorm="batch": BatchNorm would normalize '
                     'each chunk by itself; pass chunk=None or batchnorm="running"'
                 )
         self._unchecked_batch = split  # not compared with its chunks yet
@@ -302,7 +302,7 @@ class CurvatureOperator(Operator):
                 if self._passes.used_randomness:
                     raise ValueError(
                         "chunk= cannot be checked if the model draws random numbers outside of "
-                        "dropout layers; pass chunk=None, or model.eval()"
+                        "dropout layers; pass chunk=None, or call model.eval()"
                     )
                 return self._gradient_of(loss) if gradient else loss.cpu().double()
 

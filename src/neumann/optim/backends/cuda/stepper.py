@@ -280,8 +280,8 @@ class TritonBackend:
         if layout is None or found is None:
             if capturing:
                 raise RuntimeError(
-                    "the captured step has no tables yet: take a step with the same parameters "
-                    "before the capture, as for any graph, and do not move them after it"
+                    "this step cannot be captured yet: take an ordinary step with the same "
+                    "parameters before the capture, and do not move them afterwards"
                 )
             self.finish_distance(distance_squared)  # the sums are those of the old layout
             pad = int(_import_scalars().REDUCE.value)
@@ -320,7 +320,7 @@ class TritonBackend:
     def _check_scalar(self, name: str, scalar: Tensor, dtype: torch.dtype) -> None:
         if scalar.device != self.device or scalar.dtype != dtype or scalar.numel() != 1:
             raise ValueError(
-                f"{name} must be one {dtype} on {self.device}, got {scalar.numel()} of "
+                f"{name} must be one {dtype} value on {self.device}, got {scalar.numel()} of "
                 f"{scalar.dtype} on {scalar.device}"
             )
 
