@@ -66,7 +66,7 @@ def test_a_group_that_names_no_p_does_not_get_the_papers_form():
     optimizer = Neumann(param_groups(model), lr=0.1)
     count = len(optimizer.param_groups)
     with pytest.raises(
-        ValueError, match=r"take the group from neumann\.param_groups, or pass precond"
+        ValueError, match=r"set its precondition .*, or take it from neumann\.param_groups"
     ):
         optimizer.add_param_group({"params": list(late.named_parameters(prefix="late"))})
     assert len(optimizer.param_groups) == count

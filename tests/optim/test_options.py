@@ -110,7 +110,7 @@ def test_missing_and_repeated_parameters_are_refused():
 
 def test_a_group_cannot_have_its_own_epochs():
     groups = [{"params": [nn.Parameter(torch.ones(2))], "warmup_epochs": 2}]
-    with pytest.raises(ValueError, match="warmup_epochs=2 .* pass it to Neumann"):
+    with pytest.raises(ValueError, match=r"warmup_epochs=2 .* pass it to Neumann"):
         Neumann(groups, lr=0.1, steps_per_epoch=5)
 
 

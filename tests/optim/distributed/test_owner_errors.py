@@ -27,7 +27,7 @@ def test_a_wrong_value_is_refused():
     wanted = r"distributed must be None, 'owner' or 'replicated', got 'all'"
     with pytest.raises(ValueError, match=wanted):
         Neumann([p], lr=0.1, precondition="spectral", distributed="all")
-    with pytest.raises(ValueError, match="pass distributed to Neumann itself"):
+    with pytest.raises(ValueError, match="whole optimizer, so pass it to Neumann"):
         Neumann([{"params": [p], "distributed": "owner"}], lr=0.1, precondition="spectral")
 
 
