@@ -24,7 +24,7 @@ endef
 help:
 	@echo "make demo         five optimizers on digits in 40 large steps: a table and a report (1 minute)"
 	@echo "make check        ruff, mypy --strict and the quick tests: run it while you work"
-	@echo "make test         ruff, mypy --strict and all tests (about 25 minutes on 2 cores)"
+	@echo "make test         ruff, mypy --strict and all tests (about 20 minutes on 2 cores)"
 	@echo "make soak         try to break it, for SECONDS=3600: kills, damaged files, interrupts, random runs"
 	@echo "make coverage     the tests of neumann.optim again, and the lines that they reach"
 	@echo "make wheel        build wheel and sdist, and train with each in an empty environment"
