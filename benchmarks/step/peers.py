@@ -5,7 +5,6 @@ other parameters (embeddings, output layer, biases, norms) to AdamW: the peer's 
 one, torch's fused one elsewhere. Fused AdamW for all parameters is there for scale.
 """
 
-import gc
 import importlib.metadata
 import importlib.util
 import math
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import neumann
+from benchmarks.step.timed_optimizer import free_memory
 from neumann.capture_stream import find_capture_stream
 from neumann.optim.preconditioners.captured import ORDINARY_STEPS
 from neumann.optim.roles import HIDDEN, find_roles
@@ -111,8 +111,7 @@ class CapturedStepping(Stepping):
                 super().step()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()  # what is reserved from here on belongs to the graph
+        free_memory(torch.device("cuda"))  # what is reserved from here on belongs to the graph
         before = count_free_bytes()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=stream):
@@ -144,8 +143,7 @@ class SelfCapturedStepping(Stepping):
 
     def _count_reserved(self) -> int:
         torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory(torch.device("cuda"))
         return torch.cuda.memory_reserved()
 
 

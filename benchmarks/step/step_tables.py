@@ -26,6 +26,11 @@ FORMS = {  # of P, in the table of training steps
 SQUARES = ["1x2048x2048", "4x2048x2048", "16x2048x2048", "1x4096x4096", "4x4096x4096"]
 
 
+def shorten_error(error: str) -> str:
+    """Its first sentence."""
+    return error.partition(". ")[0]
+
+
 def format_peers(rows: list[dict[str, Any]]) -> str:
     """All cases as one table, with ratios of medians to torch's Muon."""
     heads = ["network", "optimizer", "wall ms [quartiles]", "×", "gpu ms [quartiles]", "×"]
@@ -35,7 +40,7 @@ def format_peers(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([NETWORKS[row["case"]].title, row["name"]])
         if "error" in row:
-            cells[-1].append(row["error"].partition(". ")[0])
+            cells[-1].append(shorten_error(row["error"]))
             continue
         for clock in ("wall", "gpu"):
             found = row[f"{clock}_quartiles_ms"]
@@ -58,7 +63,7 @@ def format_shares(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells.append([row["part"]])
         if "error" in row:
-            cells[-1].append(row["error"].partition(". ")[0])
+            cells[-1].append(shorten_error(row["error"]))
             continue
         for clock in ("wall", "gpu"):
             for found, factor in ((f"{clock}_quartiles_ms", 1), (f"{clock}_share_quartiles", 100)):

@@ -18,6 +18,7 @@ One step, in the order in which a gradient passes through:
     preconditioners  P, from gradients to directions; `__init__` says how to add one
     backends         the update as it runs; `__init__` says how to add one, `base` what it must do
     precision        the dtypes of the arithmetic, and rounding
+    strides          whether a tensor fills its memory
     distance_tracker r² from one step to the next, over all processes
     triton_runtime   whether Triton interprets, and how it launches
     interrupts       signals such as Ctrl-C wait while weights are written

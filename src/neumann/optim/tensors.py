@@ -79,15 +79,3 @@ class Tensors:
         """w, g, m and δ of each parameter."""
         offsets = self.offsets if self.offsets is not None else [None] * len(self.weights)
         return zip(self.weights, self.gradients, self.iterates, offsets, strict=True)
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill one range of memory, in any order of the dimensions."""
-    if 0 in shape:
-        return True
-    expected = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True

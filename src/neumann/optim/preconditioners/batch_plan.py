@@ -27,7 +27,7 @@ from neumann.optim.preconditioners.cuda.elementwise import (
     find_factors,
 )
 from neumann.optim.preconditioners.matrix_view import MatrixView
-from neumann.optim.tensors import is_dense
+from neumann.optim.strides import is_dense
 
 MAX_CACHED_PLANS = 64  # one for each list of shapes that a P is applied to
 MAX_BATCH_ELEMENTS = 2**27  # more would need memory, and be no faster

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from neumann.optim.precision import mix_bits, round_stochastically
-from neumann.optim.tensors import is_dense
+from neumann.optim.strides import is_dense
 
 PERIOD = 2**18  # elements after which a tensor gets the same noise again; a step makes no more
 

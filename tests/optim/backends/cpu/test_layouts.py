@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("numba")
 
 from neumann.optim.backends.cpu import numba_pass
-from neumann.optim.tensors import Tensors, is_dense
+from neumann.optim.strides import is_dense
+from neumann.optim.tensors import Tensors
 from tests.support.cpu_passes import (
     BF16,
     C64,

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from neumann.extras import describe_install
 from neumann.optim.phases import IDLE, Coefficients
-from neumann.optim.tensors import Tensors, is_dense
+from neumann.optim.strides import is_dense
+from neumann.optim.tensors import Tensors
 
 if TYPE_CHECKING:
     from neumann.optim.backends.cpu.address_table import Table

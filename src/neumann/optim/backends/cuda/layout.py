@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neumann.optim.tensors import Tensors, is_dense
+from neumann.optim.strides import is_dense
+from neumann.optim.tensors import Tensors
 
 SUPPORTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The same numbers as in the kernels.

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from neumann.optim.preconditioners.cuda.launch import is_aligned, launch
 from neumann.optim.preconditioners.cuda.symmetric_product import can_run
-from neumann.optim.tensors import is_dense
+from neumann.optim.strides import is_dense
 from neumann.optim.triton_runtime import is_interpreted
 
 LEAST_ELEMENTS = 2**20  # 4 µs of traffic saved, about what a launch costs the host
