@@ -12,6 +12,7 @@ this one is not used any more.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -209,5 +210,20 @@ def capture(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
                 failure = error
                 raise
     except Exception as error:  # ending a capture that failed may raise an error of its own
+        _restore_random_numbers(stream)
         raise (failure or error) from None
     return found, graph.replay
+
+
+def _restore_random_numbers(stream: torch.cuda.Stream) -> None:
+    """An empty capture: after one that failed, torch would refuse to draw random numbers.
+
+    It takes the failed one to be still running (https://github.com/pytorch/pytorch/issues/171263).
+    """
+    with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the graph is empty
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream),
+        ):
+            pass
