@@ -17,11 +17,12 @@ ON_GPU = {
 }
 ON_CPU = {"Neumann": OURS, "no forces": f"{OURS}, no forces", "foreach": "Neumann foreach"}
 PLAIN = "Neumann, P = I"
-FORMS = {  # of P, in the table of training steps
+FORMS = {  # of P, and AdamW, in the table of training steps
     "diagonal": "Neumann, diagonal",
     "spectral": "Neumann, spectral",
     "spectral, capturable": "Neumann, spectral, capturable",
     "step in your graph": "Neumann, spectral, in a graph",
+    "fused AdamW": "AdamW, fused",
 }
 SQUARES = ["1x2048x2048", "4x2048x2048", "16x2048x2048", "1x4096x4096", "4x4096x4096"]
 

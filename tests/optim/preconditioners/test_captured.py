@@ -224,6 +224,16 @@ def test_a_copy_of_the_optimizer_has_no_graph(monkeypatch):
     assert copy.deepcopy(optimizer._captured)._fixed is None
 
 
+def test_a_capture_by_the_user_frees_the_copies_of_the_gradients(monkeypatch):
+    model, optimizer = build()
+    use_graphs(optimizer, monkeypatch)
+    train(model, optimizer, ORDINARY_STEPS)
+    assert optimizer._captured._fixed is not None
+    monkeypatch.setattr(captured, "is_capturing", lambda: True)
+    train(model, optimizer, 1, ORDINARY_STEPS)
+    assert optimizer._captured._fixed is None
+
+
 def test_a_capture_by_the_user_ends_those_by_the_optimizer(monkeypatch):
     model, optimizer = build()
     graphs = use_graphs(optimizer, monkeypatch)

@@ -57,6 +57,8 @@ class CapturedPreconditioner:
                 return precondition(groups, grad_scale, skip)
             if is_capturing():  # the user's graph will hold P from now on
                 self._refused = True
+                if self._fixed is not None and self._fixed.graph is None:
+                    self._fixed = None  # with its copies of the gradients
                 return precondition(groups, grad_scale, skip)
             form = describe(groups, grad_scale, skip)
             if form != self._form:
