@@ -37,15 +37,22 @@ def describe_environment(device: torch.device | str, commit: str | None = None) 
     about = environment.describe_environment()
     spec = sys.modules["__main__"].__spec__
     program = [sys.argv[0]] if spec is None else ["-m", spec.name]
+    words = [*program, *sys.argv[1:]]
     on_gpu = torch.device(device).type == "cuda"
     return {
-        "command": " ".join(["python", *program, *sys.argv[1:]]),
+        "command": " ".join(["python", *(hide_folder(word) for word in words)]),
         "commit": commit or (about["git"] or {}).get("commit", ""),
         "date": datetime.date.today().isoformat(),
         "hardware": torch.cuda.get_device_name() if on_gpu else platform.machine(),
         "threads": torch.get_num_threads(),
         "versions": about["versions"],
     }
+
+
+def hide_folder(word: str) -> str:
+    """An absolute path without its folder, which only one machine has."""
+    path = Path(word)
+    return path.name if path.is_absolute() else word
 
 
 def describe_origin(commit: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ ON_GPU = {
 }
 ON_CPU = {"Neumann": OURS, "no forces": f"{OURS}, no forces", "foreach": "Neumann foreach"}
 PLAIN = "Neumann, P = I"
-FORMS = {  # of P, and AdamW, in the table of training steps
+COMPARED = {  # with P = I, in the table of training steps
     "diagonal": "Neumann, diagonal",
     "spectral": "Neumann, spectral",
     "spectral, capturable": "Neumann, spectral, capturable",
@@ -109,7 +109,7 @@ def format_training_steps(cases: dict[str, Any]) -> str:
     """Whole training steps by those with P = I."""
     shown = {
         head: name
-        for head, name in FORMS.items()
+        for head, name in COMPARED.items()
         if any(name in case["ratios"] for case in cases.values())
     }
     cells = []

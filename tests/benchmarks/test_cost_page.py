@@ -12,7 +12,7 @@ from benchmarks.step import update_cost_page
 from benchmarks.step.shapes import CASES
 from benchmarks.step.step_tables import (
     ADAMW,
-    FORMS,
+    COMPARED,
     OURS,
     SQUARES,
     format_peers,
@@ -38,15 +38,34 @@ def test_readme_agrees_with_the_results():
     share = f"{times[OURS] / times[ADAMW]:.2f} ×"
     assert f"takes {share} the GPU time of torch's fused AdamW (GPT-2 124M)" in readme
     cases = json.loads((root / "results/preconditioning-h200.json").read_text())["cases"]
-    ratios = (cases[name]["ratios"][FORMS["spectral"]] for name in ("ResNet-9", "ResNet-50"))
+    ratios = (cases[name]["ratios"][COMPARED["spectral"]] for name in ("ResNet-9", "ResNet-50"))
     small, large = (f"{100 * (ratio - 1):.0f} %" for ratio in ratios)
     assert f"adds {small} to a training step of ResNet-9 at batch 8192" in readme
     assert f"{large} to one of ResNet-50 at batch 256" in readme
 
 
+def test_the_pages_agree_with_the_results_on_training_steps():
+    """Sentences by hand again: the start of the page, and the note on the paper's claim."""
+    root = PAGE.parents[1]
+    cases = json.loads((root / "results/preconditioning-h200.json").read_text())["cases"]
+    ratios = {name: case["ratios"] for name, case in cases.items()}
+    small, large = (ratios[name][COMPARED["spectral"]] - 1 for name in ("ResNet-9", "ResNet-50"))
+    start = " ".join(PAGE.read_text().split())
+    assert f"adds {100 * small:.0f} % to a training step of ResNet-9" in start
+    assert f"{100 * large:.0f} % to one of ResNet-50" in start
+    rows = json.loads((root / "results/preconditioner-share-h200.json").read_text())["rows"]
+    (share,) = (r["gpu_share_quartiles"][1] for r in rows if r["part"] == "step, spectral P")
+    assert f"{100 * share:.1f} % of GPU time to one of GPT-2 124M" in start
+    adamw = ratios["ResNet-50"][COMPARED["fused AdamW"]]
+    assert f"AdamW's takes {adamw:.2f} × as long as ours" in (PAGE.parent / "paper.md").read_text()
+
+
 def test_the_page_has_the_losses_with_less_precise_state(capsys):
-    state_precision.print_table(Ledger(state_precision.RESULTS, RunKey))
-    assert capsys.readouterr().out in PAGE.read_text()
+    path = PAGE.parents[1] / state_precision.RESULTS
+    state_precision.print_table(Ledger(path, RunKey))
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 2 + len(state_precision.STATES)
+    assert table in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", PARTS)
