@@ -9,13 +9,15 @@ twice as many steps at the middle one. Stages, each of which continues where it 
     screen   every arm at the middle batch: its learning rate in factors of 2, on the validation set
     tune     ours, Muon and the best other peer: a coordinate search at the middle batch, with
              learning rates a factor of about √2 apart and the same number of runs for all three.
-             From its result, ours and Muon at the other batches, and at twice the length the
-             learning rate alone. Then NorMuon's rows on Muon's best setting, at each batch
-             and at twice the length: the learning rate, and at the larger two batches the
-             other coordinates too
+             From its result, ours and Muon at the other batches. Then NorMuon's rows on Muon's
+             best setting, at each batch: the learning rate, and at the larger two batches the
+             other coordinates too. Last ours and NorMuon's rows at twice the length: the learning
+             rate, around the best setting at half of it
     test     the two best settings of ours and of the best peer, 10 fresh seeds each, on the test
-             set; the best setting of the others, and those at twice the length, with 5
-    saving   whole runs of ours of 80, 85, 90 and 95 % of the length, 5 seeds, on the test set
+             set; with 5 the best setting of Muon, NorMuon, SOAP and AdamW, and ours and the
+             peer's at twice the length
+    saving   whole runs of ours of 95, 90, 85 and 80 % of the length, 5 seeds, on the test set; no
+             shorter ones than the first that end above the peer with every seed
     124m     ours and the best peer at GPT-2's width and depth (`gpt:124m`, 110 million parameters
              with 16,384 tokens), with the settings of the small network and one seed, on the
              validation set

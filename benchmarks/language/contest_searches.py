@@ -53,20 +53,18 @@ class Searches:
         known = set(self._ledger.runs)
         middle = MIDDLE, LENGTHS[MIDDLE]
         first = [(arm, middle) for arm in self.list_tuned()]
-        others = [length for length in (*LENGTHS.items(), LONGER) if length != middle]
+        others = [length for length in LENGTHS.items() if length != middle]
         rest = list(itertools.product((OURS, self.find_muon()), others))
-        # What has begun need not wait for the middle batch, whose best is where others start. At
-        # twice the length the learning rate alone moves, so what the middle batch finds matters.
-        begun = [each for each in rest if each[1] != LONGER and self._has_runs(*each, known)]
+        # What has begun need not wait for the middle batch, whose best is where others start.
+        begun = [each for each in rest if self._has_runs(*each, known)]
         for arm, length in _shuffle(first + begun):
             self._continue_search(arm, length, known, RUNS[length[0]])
         for arm, length in _shuffle(search for search in rest if search not in begun):
-            if length == LONGER:
-                self._search_rate(arm, length, self._find_middle_point(arm), known)
-            else:
-                self._continue_search(arm, length, known, RUNS[length[0]])
-        for length in _shuffle((*LENGTHS.items(), LONGER)):
+            self._continue_search(arm, length, known, RUNS[length[0]])
+        for length in _shuffle(LENGTHS.items()):
             self._try_rows(length, known)
+        for arm in _shuffle((OURS, ROWS)):  # ROWS stands for Muon here
+            self._search_rate(arm, LONGER, self._find_middle_point(arm), known)
 
     def find_muon(self) -> str:
         """The scaling of Muon with the best run; only the best in the screening gets more runs."""

@@ -6,9 +6,10 @@ Settings are chosen on the validation set (`contest_searches`), before any run o
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Run, Runner
 from benchmarks.language.contest_rules import (
@@ -22,6 +23,7 @@ from benchmarks.language.contest_rules import (
     SEEDS_OF_OTHERS,
     SHARES,
     TESTED_FIRST,
+    UNTESTED,
     make_key,
 )
 from benchmarks.language.contest_searches import Searches
@@ -63,14 +65,17 @@ class LanguageContest:
             self.searches.tune()
         else:
             self._freeze_finalists()
-            keys = self.list_keys(stage)
-            for key in keys:
-                self._runner.run(key)
-            for key in keys:  # another process may be on it still
-                self._runner.finish(key)
+            while keys := [key for key in self.list_keys(stage) if key not in self.ledger.runs]:
+                for key in keys:
+                    self._runner.run(key)
+                for key in keys:  # another process may be on it still
+                    self._runner.finish(key)
 
     def list_keys(self, stage: str) -> list[RunKey]:
-        """The runs of a stage after the searches, as they follow each other."""
+        """The runs of a stage after the searches, as they follow each other.
+
+        Which lengths the saving needs is known only from longer ones, so that list may grow.
+        """
         lists = {"test": self._list_tests, "saving": self._list_savings, "124m": self.list_larger}
         return list(lists[stage]())
 
@@ -92,7 +97,8 @@ class LanguageContest:
 
     def list_others(self) -> tuple[str, ...]:
         """All that are tested beside the recipe; of Muon's three scalings, the best."""
-        return self.searches.find_muon(), ROWS, *OTHERS
+        others = (arm for arm in OTHERS if arm not in UNTESTED)
+        return self.searches.find_muon(), ROWS, *others
 
     def list_finalists(self, arm: str, batch: int, steps: int) -> list[Setting]:
         """The settings that are tested: the two best, and one where the test is descriptive."""
@@ -152,19 +158,56 @@ class LanguageContest:
         yield from self._list_seeds("test", middle, others, SEEDS_OF_OTHERS)
 
     def _list_savings(self) -> Iterator[RunKey]:
-        """In the same order; at each seed all lengths."""
+        """In the same order, from long to short, as far as the runs so far show a need."""
         for batch in TESTED_FIRST:
-            steps = LENGTHS[batch]
-            best = self.list_finalists(OURS, batch, steps)[0]
-            for key in self._list_seeds("saving", (batch, steps), [best], SEEDS_OF_OTHERS):
-                for share in SHARES:
-                    yield replace(key, steps=round(share * steps))
+            for keys in self.list_shorter(batch):
+                yield from keys
+
+    def list_shorter(self, batch: int) -> Iterator[list[RunKey]]:
+        """Our shorter runs at a batch, length by length, to the first one that is short enough.
+
+        That is where every seed ends above the peer, or the shortest of all. A length whose runs
+        are not complete is the last for now.
+        """
+        steps = LENGTHS[batch]
+        best = self.list_finalists(OURS, batch, steps)[0]
+        for share in SHARES:
+            length = batch, round(share * steps)  # 42 of 50 steps are 84 %, not 85 %
+            keys = list(self._list_seeds("saving", length, [best], SEEDS_OF_OTHERS))
+            yield keys
+            found = self.find_losses("saving", *length, best)
+            if len(found) < len(keys):
+                return
+            target = self.find_target(batch, steps)
+            if all(found[seed] > target.get(seed, math.inf) for seed in found):
+                return
+
+    def find_target(self, batch: int, steps: int) -> dict[int, float]:
+        """The peer's test losses by seed with the setting that did better in the test.
+
+        Runs that diverged are left out; fewer of them count first. Empty before the test.
+        """
+        peer = self.find_peer(batch, steps)
+        tested = [
+            drop_diverged(self.find_losses("test", batch, steps, setting))
+            for setting in self.list_finalists(peer, batch, steps)
+        ]
+        return min(
+            filter(None, tested),
+            key=lambda losses: (-len(losses), fmean(losses.values())),
+            default={},
+        )
 
     def _list_seeds(
         self, stage: str, length: Length, settings: Iterable[Setting], seeds: Iterable[int]
     ) -> Iterator[RunKey]:
         for seed, setting in itertools.product(seeds, settings):
             yield make_key(stage, *length, setting, seed)
+
+
+def drop_diverged(losses: Mapping[int, float]) -> dict[int, float]:
+    """The losses of the runs that did not diverge."""
+    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
 
 
 def _refuse(key: RunKey) -> Run:

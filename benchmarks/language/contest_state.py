@@ -32,7 +32,7 @@ def describe_state(contest: LanguageContest) -> str:
         goal = "" if missed is None else f" The goal is {'missed' if missed else 'met'}."
         return f"The contest is finished. {outcome}{goal}".strip()
     text = "The contest is not finished: the settings are chosen and written down, and "
-    text += f"{done} of the {len(keys)} runs that follow are done."
+    text += f"{done} of at least {len(keys)} runs that follow are done."
     return f"{text} {outcome}".strip()
 
 

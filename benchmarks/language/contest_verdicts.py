@@ -1,16 +1,14 @@
 """Who is ahead in the language contest, how sure that is, and how many steps it saves."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 from scipy import optimize, stats  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.common.ledger import MissingRunError
-from benchmarks.language.contest_rules import LENGTHS, LONGER, OURS, SEEDS, SEEDS_OF_OTHERS, SHARES
-from benchmarks.language.contest_stages import LanguageContest
+from benchmarks.language.contest_rules import LENGTHS, LONGER, OURS, SEEDS, SEEDS_OF_OTHERS
+from benchmarks.language.contest_stages import LanguageContest, drop_diverged
 from benchmarks.language.language_arms import Setting
 from neumann.lab.studies.statistics import (
     Difference,
@@ -134,34 +132,23 @@ def choose_compared(contest: LanguageContest, batch: int, steps: int) -> tuple[S
 
 
 def find_saving(contest: LanguageContest, batch: int, steps: int) -> Saving | None:
-    """What our best setting saves; None without the runs.
-
-    Ours is the best on the validation set, whose shorter runs there are. The peer's is the one that
-    did better in the test, where fewer runs that diverged count first.
-    """
-    tested = [
-        losses
-        for theirs in contest.list_finalists(contest.find_peer(batch, steps), batch, steps)
-        if (losses := _drop_diverged(contest.find_losses("test", batch, steps, theirs)))
-    ]
-    if not tested:
+    """What our best setting on the validation set saves; None before all its shorter runs."""
+    if LENGTHS.get(batch) != steps:
         return None
-    target = min(tested, key=lambda losses: (-len(losses), fmean(losses.values())))
+    target = contest.find_target(batch, steps)
     setting = contest.list_finalists(OURS, batch, steps)[0]
-    shorter = [round(share * steps) for share in SHARES]  # 42 of 50 steps are 84 %, not 85 %
+    shorter = [keys[0].steps for keys in contest.list_shorter(batch)]
     lengths = {
         length / steps: contest.find_losses("saving", batch, length, setting) for length in shorter
     }
+    if any(len(losses) < len(SEEDS_OF_OTHERS) for losses in lengths.values()):
+        return None
     lengths[1.0] = contest.find_losses("test", batch, steps, setting)
-    lengths = {share: _drop_diverged(losses) for share, losses in lengths.items()}
+    lengths = {share: drop_diverged(losses) for share, losses in lengths.items()}
     common = set.intersection(*(set(losses) for losses in (target, *lengths.values())))
     if len(common) < 2:
         return None
     return Saving(*estimate_saving(lengths, target), longest=1 - min(lengths), n=len(common))
-
-
-def _drop_diverged(losses: Mapping[int, float]) -> dict[int, float]:
-    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
 
 
 def estimate_saving(

@@ -15,6 +15,7 @@ from benchmarks.language.contest_rules import (
 )
 from benchmarks.language.contest_stages import LanguageContest
 from benchmarks.language.contest_tables import format_contest
+from benchmarks.language.contest_verdicts import find_saving
 from benchmarks.language.finalists import Finalists, read_finalists, write_finalists
 from benchmarks.language.language_arms import make_default_recipe
 from benchmarks.language.language_runs import RunKey
@@ -105,8 +106,7 @@ def test_nothing_is_tested_before_everything_is_tuned(tmp_path):
     assert set(order[first:]) == {"test"}
 
 
-@pytest.mark.parametrize("stage", ["test", "saving"])
-def test_an_interrupted_stage_leaves_complete_pairs(tmp_path, stage):
+def test_an_interrupted_test_leaves_complete_pairs(tmp_path):
     """Seed by seed. The batches that the goal asks for come first, what is descriptive last."""
     order = []
 
@@ -114,17 +114,51 @@ def test_an_interrupted_stage_leaves_complete_pairs(tmp_path, stage):
         order.append(key)
         return invent(key)
 
-    contest = run_stages(tmp_path, train, (stage,))
-    trained = [key for key in order if key.stage == stage]
+    contest = run_stages(tmp_path, train, ("test",))
+    trained = [key for key in order if key.stage == "test"]
     assert list(dict.fromkeys(key.tokens_per_step for key in trained)) == [*TESTED_FIRST]
-    seeds = range(101, 111) if stage == "test" else range(101, 106)
-    first = trained[: 4 * len(seeds)]  # two settings of ours and two of the peer; four lengths
-    assert [key.seed for key in first] == [seed for seed in seeds for _ in range(4)]
+    first = trained[:40]  # two settings of ours and two of the peer
+    assert [key.seed for key in first] == [seed for seed in range(101, 111) for _ in range(4)]
     assert {key.tokens_per_step for key in first} == {MIDDLE}
-    arms = {OURS, contest.find_peer(MIDDLE, 200)} if stage == "test" else {OURS}
-    assert {key.setting.arm for key in first[:4]} == arms
-    if stage == "test":
-        assert {key.seed for key in trained[-5:]} == {105}  # the others, one run of each
+    assert {key.setting.arm for key in first[:4]} == {OURS, contest.find_peer(MIDDLE, 200)}
+    assert {key.seed for key in trained[-4:]} == {105}  # the others, one run of each
+    assert {key.setting.arm for key in trained[-4:]} == {ROWS, "normuon", "soap", "adamw"}
+
+
+@pytest.mark.parametrize(
+    ("late", "trained"),
+    [
+        ((), [190, 180]),  # all seeds are behind the peer after 90 % of the steps
+        ((0.90,), [190, 180, 170]),  # one seed is ahead there
+        ((0.90, 0.85, 0.80), [190, 180, 170, 160]),
+    ],
+)
+def test_shorter_runs_end_at_the_first_length_that_is_short_enough(tmp_path, late, trained):
+    def train(key):
+        share = round(key.steps / 200, 2)
+        ahead = key.stage == "saving" and key.seed == 103 and share in late
+        return invent_loss(1.0) if ahead else invent(key)
+
+    contest = run_stages(tmp_path, train)
+    found = [key for key in contest.ledger.runs if key.stage == "saving"]
+    middle = [key for key in found if key.tokens_per_step == MIDDLE]
+    assert [key.steps for key in middle] == [steps for steps in trained for _ in range(5)]
+    assert [key.seed for key in middle[:5]] == [*range(101, 106)]
+    assert [len(keys) for keys in contest.list_shorter(MIDDLE)] == [5] * len(trained)
+
+
+def test_an_interrupted_saving_goes_on_and_says_nothing_before(tmp_path):
+    def train(key):
+        if key.stage == "saving" and key.steps == 180 and key.seed == 104:
+            raise KeyboardInterrupt
+        return invent(key)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stages(tmp_path, train)
+    begun = LanguageContest.read(tmp_path / "runs.jsonl")
+    assert find_saving(begun, MIDDLE, 200) is None
+    assert [keys[0].steps for keys in begun.list_shorter(MIDDLE)] == [190, 180]
+    assert find_saving(run_stages(tmp_path, invent), MIDDLE, 200).n == 5
 
 
 def test_an_arm_that_always_diverges_does_not_hold_up_the_contest(tmp_path):
