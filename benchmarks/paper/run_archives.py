@@ -93,4 +93,6 @@ def _list_files(folder: Path) -> Iterator[Path]:
         yield from folder.glob(f"**/{name}")
     for summary in folder.glob(f"**/{SUMMARY}"):
         if is_finished(summary.parent):
-            yield from (summary.parent / name for name in RUN_FILES)
+            # A run that diverged before its first line has no metrics.
+            places = (summary.parent / name for name in RUN_FILES)
+            yield from (place for place in places if place.exists())

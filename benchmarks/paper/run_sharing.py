@@ -60,8 +60,9 @@ def _copy_run(source: Path, target: Path, record: dict[str, Any]) -> None:
     part.mkdir(parents=True)
     content = {"config": record, "environment": read_run_files(source).environment}
     write_object(part / CONFIG, {"format": FORMAT, **content})
-    shutil.copyfile(source / METRICS, part / METRICS)
-    shutil.copyfile(source / SUMMARY, part / SUMMARY)
+    for name in (METRICS, SUMMARY):
+        if (source / name).exists():  # a run that diverged before its first line has no metrics
+            shutil.copyfile(source / name, part / name)
     shutil.rmtree(target, ignore_errors=True)  # a run that has no checkpoint yet
     part.rename(target)
 

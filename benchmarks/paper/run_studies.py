@@ -30,22 +30,22 @@ from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import get_output_folder
 from neumann.lab.training.signals import Terminated, raise_on_sigterm
 
-# What lends runs comes before what takes them.
+# What lends runs comes before what takes them, and what decides many claims before what decides one.
 ORDER = (
     "main-cifar10",
     "scaling",
-    "scaling-epochs",
-    "shorter-runs",
     "main-cifar100",
+    "small-batch",
     "regularizers",
     "accumulation",
-    "sensitivity",
     "warm-up",
+    "sensitivity",
     "reset-interval",
-    "small-batch",
-    "idealized",
     "clipping",
+    "idealized",
     "krylov",
+    "shorter-runs",
+    "scaling-epochs",
 )
 PLACES = {"data", "data-dir", "device", "workers"}  # settings that do not make it a trial
 BY_THE_CLOCK = ("krylov",)  # its runs must not share the machine
@@ -126,7 +126,7 @@ def train_all(sitting: Sitting, names: Sequence[str]) -> tuple[list[str], dict[s
         try:
             if not sitting.train(name):
                 unfinished.append(name)
-        except (UsageError, StorageError) as error:
+        except (UsageError, StorageError, OSError) as error:
             failed[name] = str(error)
     return unfinished, failed
 

@@ -125,9 +125,11 @@ def _find_excess(run: Run, start: float, end: float) -> float:
 
 
 def race_conjugate_gradients(results: Results) -> Settled | None:
-    """Supported if in every seed Neumann ends with a lower training loss than both forms of
+    """Supported if in every seed Neumann ends with a lower loss on the test set than both forms of
     conjugate gradients, in at most LATER times their time; not supported if in every seed one of
-    them does so. A run that diverged has no loss and loses."""
+    them does so. A run that diverged has no loss and loses.
+
+    The training loss is a mean over the last epoch, which is half of a run of two."""
     neumann, *others = RACE
     if not has_all_seeds(results, "krylov", RACE):
         return None
@@ -148,19 +150,17 @@ def race_conjugate_gradients(results: Results) -> Settled | None:
 
 
 def _wins(run: Run, other: Run) -> bool:
-    """Whether a run ends with a lower training loss than another, in about the same time."""
+    """Whether a run ends with a lower loss than another, in about the same time."""
     if run.get("diverged") or other.get("diverged"):
         return not run.get("diverged")
-    return bool(
-        run["train_loss"] < other["train_loss"] and run["seconds"] <= LATER * other["seconds"]
-    )
+    return bool(run["loss"] < other["loss"] and run["seconds"] <= LATER * other["seconds"])
 
 
 def _describe_race(arm: str, runs: Iterable[Run]) -> str:
     ended = [run for run in runs if not run.get("diverged")]
     if not ended:
         return f"{arm}: diverged"
-    loss, seconds = (fmean(run[key] for run in ended) for key in ("train_loss", "seconds"))
+    loss, seconds = (fmean(run[key] for run in ended) for key in ("loss", "seconds"))
     return f"{arm}: loss {loss:.3f} after {seconds:.0f} s"
 
 

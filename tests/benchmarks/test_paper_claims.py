@@ -249,7 +249,7 @@ def test_conjugate_gradients_by_the_clock(tmp_path):
     ledger = Ledger(tmp_path / "krylov.jsonl", RunKey)
 
     def record(arm, seconds, loss):
-        run = {"seconds": seconds, "train_loss": loss} if loss else {"diverged": True}
+        run = {"seconds": seconds, "loss": loss} if loss else {"diverged": True}
         for seed in range(count_seeds("krylov")):
             ledger.add(RunKey("final", "", arm, seed), run)
 

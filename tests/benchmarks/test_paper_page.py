@@ -51,7 +51,7 @@ def invented(tmp_path):
             score = 94 - 2 * math.log2(int(values.get("batch_size", 512)) / 512)
             score += math.log2(int(values.get("epochs", 60)) / 60) + chance.gauss(0, 0.1)
             score -= 3 * (source.arm == "adam")
-            run = {"score": score, "train_loss": 0.1, "seconds": 10.0, "lr": 0.1}
+            run = {"score": score, "loss": 0.2, "train_loss": 0.1, "seconds": 10.0, "lr": 0.1}
             run["curve"] = [score - 10 + k % 3 for k in range(9)]
             run["train_loss_curve"] = [1.0, 0.5, 0.1]
             run["forces"] = [[share, 1.0 - share, 0.5, 9.0] for share in (0.1, 0.5, 0.9)]

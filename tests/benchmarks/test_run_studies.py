@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.paper import run_studies
 from benchmarks.paper.claim_tests import STUDIES
-from benchmarks.paper.run_lines import collect_study
+from benchmarks.paper.run_lines import RunKey, collect_study
 from benchmarks.paper.run_studies import BY_THE_CLOCK, ORDER, Sitting, count_ended, train_all
 from neumann.lab.errors import UsageError
 from neumann.lab.studies.study_toml import read_study_toml
@@ -53,6 +53,23 @@ def test_studies_share_runs_and_continue_from_their_archives(sitting, tmp_path, 
 
 
 @pytest.mark.slow
+def test_runs_that_diverge_before_their_first_line_are_kept_and_shared(sitting, tmp_path):
+    """They have a result, and no metrics."""
+    wild = '[arms.wild]\nopt = "sgd"\nlr = "1e28:1e30:3"\n'
+    for name in ("first", "second"):
+        write_study(sitting.studies / f"{name}.toml", more=wild)
+        assert sitting.train(name)
+    lost = list(tmp_path.glob("runs/*/search/*wild*/seed-0/summary.json"))
+    assert len(lost) == 6
+    assert not any(path.with_name("metrics.jsonl").exists() for path in lost)
+    late = Sitting(sitting.studies, tmp_path / "elsewhere", sitting.archives, deadline=0.0)
+    late.unpack_all()
+    assert late.train("first")
+    found = collect_study(tmp_path / "elsewhere/first")
+    assert found[RunKey("final", "", "wild", 0)]["diverged"]
+
+
+@pytest.mark.slow
 def test_a_study_that_only_takes_over_runs_is_collected(sitting, tmp_path):
     """It records what it compares, although it trains nothing."""
     for name in ("first", "second"):
@@ -64,16 +81,17 @@ def test_a_study_that_only_takes_over_runs_is_collected(sitting, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_that_fails_does_not_stop_the_next(sitting, monkeypatch):
+@pytest.mark.parametrize("error", [UsageError("there is no data"), OSError("the disk is full")])
+def test_a_study_that_fails_does_not_stop_the_next(sitting, monkeypatch, error):
     train = Sitting.train
 
     def fail_first(self, name):
         if name == "first":
-            raise UsageError("there is no data")
+            raise error
         return train(self, name)
 
     monkeypatch.setattr(Sitting, "train", fail_first)
-    assert train_all(sitting, ["first", "second"]) == ([], {"first": "there is no data"})
+    assert train_all(sitting, ["first", "second"]) == ([], {"first": str(error)})
     assert count_ended(read_study_toml(sitting.studies / "second.toml", sitting.root / "second"))
 
 
