@@ -2,7 +2,8 @@
 
 Docstrings become Markdown: they have the roles and the `::` of reStructuredText, which Sphinx would
 read. The comments beside the fields of a dataclass become a list in its docstring. A default that
-the source names, such as `lr=LR`, is shown as its value.
+the source names, such as `lr=LR`, is shown as its value. In place of a private base class, a class
+has that one's own bases.
 """
 
 import re
@@ -49,9 +50,11 @@ class SourceComments(Extension):
             obj.docstring.value = CODE_FOLLOWS.sub(":", plain)
 
     def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
-        """Put values in the place of constants that are defaults of parameters or fields."""
+        """Put values in the place of constants that are defaults, and hide private bases."""
         for member in list_members(pkg):
-            if isinstance(member, Function):
+            if isinstance(member, Class):
+                hide_private_bases(member)
+            elif isinstance(member, Function):
                 for parameter in member.parameters:
                     value = find_constant(parameter.default, pkg)
                     parameter.default = parameter.default if value is None else str(value)
@@ -60,15 +63,34 @@ class SourceComments(Extension):
                 member.value = member.value if value is None else value
 
 
-def list_members(found: Module | Class) -> Iterator[Function | Attribute]:
-    """The functions and attributes that are defined in a module or class, and in all within it."""
-    for member in found.members.values():
+def list_members(found: Module | Class) -> Iterator[Class | Function | Attribute]:
+    """The classes, functions and attributes that are defined in a module or class, at any depth."""
+    for member in list(found.members.values()):
         if member.is_alias:
             continue
-        if isinstance(member, Function | Attribute):
+        if isinstance(member, Class | Function | Attribute):
             yield member
-        elif isinstance(member, Module | Class):
+        if isinstance(member, Module | Class):
             yield from list_members(member)
+
+
+def hide_private_bases(cls: Class) -> None:
+    """Give a class the bases of its private ones, but keep the `__init__` that it inherits."""
+    resolved = {base.name: base for base in cls.resolved_bases if isinstance(base, Class)}
+    private = {name for name in resolved if name.startswith("_")}
+    if not private:
+        return
+    if "__init__" not in cls.members and "__init__" in cls.inherited_members:
+        cls.set_member("__init__", cls.inherited_members["__init__"])
+    bases: list[str | Expr] = []
+    for base in cls.bases:
+        name = str(base).rpartition(".")[2]
+        if name in private:
+            hide_private_bases(resolved[name])
+            bases += resolved[name].bases
+        else:
+            bases.append(base)
+    cls.bases = bases
 
 
 def find_constant(default: str | Expr | None, package: Module) -> str | Expr | None:

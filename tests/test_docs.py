@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PATH = re.compile(r"(?<![\w/.-])(?:src|tests|docs|results|benchmarks|examples|\.github)/[\w./*-]+")
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py")
 MODULE = re.compile(r"(?<![\w./-])(?:neumann|benchmarks)(?:\.\w+)+")
+CODE = re.compile(r"^```.*?^```|`[^`]+`", re.MULTILINE | re.DOTALL)
+CARET = re.compile(r"\^-?[{⅓½¼]")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGET = re.compile(r"^make ([\w-]+)|`make ([\w-]+)`", re.MULTILINE)
 
 each_page = pytest.mark.parametrize(
@@ -85,6 +89,34 @@ def test_make_targets_exist(page):
     for found in TARGET.findall(page.read_text()):
         target = "".join(found)
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} says make {target}"
+
+
+@each_page
+def test_roots_are_not_written_with_a_caret(page):
+    """A reader would see the caret: write √ or ∛, or a block of math."""
+    assert CARET.findall(CODE.sub("", page.read_text())) == []
+
+
+def test_getting_started_names_every_extra():
+    page = (ROOT / "docs/getting-started.md").read_text()
+    block = page[page.index("```sh") :].split("```")[1]
+    for extra in PROJECT["project"]["optional-dependencies"].keys() - {"dev"}:
+        assert re.search(rf"(?<![\w-]){extra}(?![\w-])", block), extra
+
+
+@each_page
+def test_the_source_distribution_has_what_a_page_links_to(page):
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for target, _ in LINK.findall(page.read_text()):
+        if target:
+            name = (page.parent / target).resolve().relative_to(ROOT).parts[0]
+            assert name in {*included, "pyproject.toml"}, f"{page.name} links to {target}"
+
+
+def test_the_source_distribution_can_run_make():
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"Makefile", *re.findall(r"constraints[\w-]*\.txt", makefile)} <= {*included}
 
 
 def slug(heading: str) -> str:

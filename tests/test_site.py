@@ -25,9 +25,12 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link
 # Not loaded: the address of the page and of its neighbors.
 RELATIONS = {"canonical", "prev", "next"}
 
+BASES = re.compile(r'<p class="doc doc-class-bases">(.*?)</p>', re.DOTALL)
 SIGNATURE = re.compile(r'<div class="[^"]*doc-signature[^"]*">(.*?)</div>', re.DOTALL)
 
 RESULTS = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+WIDTHS = """return [...document.querySelectorAll('.md-typeset__scrollwrap')].map(
+    wrap => [wrap.clientWidth, wrap.scrollWidth, wrap.innerText.slice(0, 40)])"""
 SENT = "Network.requestWillBeSent"
 
 pytestmark = pytest.mark.slow
@@ -75,6 +78,11 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(site):
     return {path: Links(path.read_text()) for path in site.glob("**/*.html")}
+
+
+def list_texts(pattern, page):
+    """What a reader sees of each match, with single spaces."""
+    return [" ".join(re.sub("<[^>]+>", "", found).split()) for found in pattern.findall(page)]
 
 
 def test_it_has_its_pages(site):
@@ -150,6 +158,16 @@ def test_colors_follow_the_system_until_the_reader_chooses(site, tmp_path):
         assert chosen == ["default", "slate", "default"]  # the last one is the system's
 
 
+@pytest.mark.parametrize("name", ["index", "choosing-a-form", "contests"])
+def test_tables_fit_on_a_small_screen(site, tmp_path, name):
+    """Of a laptop. On a phone they scroll."""
+    with start_browser(tmp_path) as browser:
+        open_page(browser, site / f"{name}.html", width=1280)
+        tables = browser.execute_script(WIDTHS)
+    assert tables
+    assert [table for table in tables if table[1] > table[0]] == []
+
+
 def test_the_reference_shows_docstrings(site):
     page = (site / "api/optimizer.html").read_text()
     assert "the learning rate η, a float or a 0-d tensor" in page
@@ -172,6 +190,16 @@ def test_the_reference_shows_the_values_of_defaults(site):
     assert f'weight_decay: float | Literal["auto"] = "{auto}",' in signatures["optimizer.html"]
     for name, text in signatures.items():
         assert not re.findall(r"\w+: .*= *((?:\w+\.)*[A-Z][A-Z_]+)\b", text), name
+
+
+def test_the_reference_shows_no_private_base(site):
+    """But the signature that a class inherits from one."""
+    pages = {path.name: unescape(path.read_text()) for path in site.glob("api/*.html")}
+    bases = {name: list_texts(BASES, page) for name, page in pages.items()}
+    assert "Bases: LRScheduler" in bases["schedules.html"]
+    assert not [text for found in bases.values() for text in found if re.search(r"\b_", text)]
+    inherited = next(t for t in list_texts(SIGNATURE, pages["schedules.html"]) if "Linear" in t)
+    assert "total_steps: int," in inherited
 
 
 def test_formulas_need_no_script(site):

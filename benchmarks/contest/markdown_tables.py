@@ -1,9 +1,9 @@
-"""The contest as Markdown: a table per batch size, one of all, and one of everything tested.
+"""The contest as Markdown: a table per batch size, tables of all, and one of everything tested.
 
 `corrected` holds p of every comparison on the test set, from `image_families`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from neumann.lab.studies.statistics import mean_interval
 HEADS = ["optimizer", "lr, decay, momentum", "held out, %", "tested, %", "n", "vs. best peer"]
 HEADS += ["p (Holm)", "running statistics, %", "s per run", "lr within a point"]
 ALIGN = "llrrrrrrrl"
+# With these, a table is wider than a page. Pages show them in tables and sentences of their own.
+NOT_ON_PAGES = frozenset(HEADS[-3:])
+MODELS = {"resnet9": "", "resnet18": "ResNet-18, "}  # how a column names them
 
 Corrected = Mapping[Comparison, float]
 
@@ -58,12 +61,15 @@ def format_summaries(
     )
 
 
-def format_summary(summary: BatchSummary, corrected: Corrected | None = None) -> str:
-    """One batch size, best first, without empty columns."""
+def format_summary(
+    summary: BatchSummary, corrected: Corrected | None = None, leave_out: Container[str] = ()
+) -> str:
+    """One batch size, best first, without empty columns and those that are to be left out."""
     ranked = sorted(summary["rows"], key=_rank, reverse=True)
     cells = [_format_row(row, _find_p(summary, row, corrected)) for row in ranked]
     columns = list(zip(HEADS, ALIGN, *cells, strict=True))
-    heads, align, *lines = zip(*(c for c in columns if any(c[2:])), strict=True)
+    shown = (c for c in columns if any(c[2:]) and c[0] not in leave_out)
+    heads, align, *lines = zip(*shown, strict=True)
     return format_table(heads, "".join(align), lines)
 
 
@@ -73,12 +79,27 @@ def format_overview(summaries: Sequence[BatchSummary]) -> str:
     steps = [max(row["steps"] or 0 for row in s["rows"]) for s in tested]
     heads = [f"batch {s['batch']}, {n} steps" for s, n in zip(tested, steps, strict=True)]
     by_name = [{_format_name(row): row for row in s["rows"]} for s in tested]
-    ranked: dict[str, None] = {}  # by the largest batch at which they were tested
-    for rows in reversed(by_name):
-        best_first = sorted(rows, key=lambda name: -(rows[name]["interval"]["mean"] or 0.0))
-        ranked |= dict.fromkeys(name for name in best_first if rows[name]["scores"])
+    ranked = _rank_names(tested)
     lines = [[name, *(_format_tested_cell(rows.get(name)) for rows in by_name)] for name in ranked]
     return format_table(["test accuracy, %", *heads], "l" + "r" * len(heads), lines)
+
+
+def format_by_batch(
+    found: Mapping[str, Sequence[BatchSummary]], field: str, form: str, title: str
+) -> str:
+    """A field of the rows at all batch sizes where it is known, in the order of the overview."""
+    columns = {}
+    for model, summaries in found.items():
+        for summary in summaries:
+            known = {_format_name(row): row[field] for row in summary["rows"] if row[field]}
+            if known:
+                columns[f"{MODELS[model]}batch {summary['batch']}"] = known
+    ranked = _rank_names([summary for summaries in found.values() for summary in summaries])
+    lines = [
+        [name, *(format_cell(known.get(name), form) for known in columns.values())]
+        for name in ranked
+    ]
+    return format_table([title, *columns], "l" + "r" * len(columns), lines)
 
 
 def format_pairs(
@@ -96,12 +117,11 @@ def format_pairs(
         difference = format_difference(lead.mean, lead.low, lead.high)
         return f"{difference}, p = {corrected[found]:.2g}"
 
-    heads = ["points of accuracy", *(f"batch {s['batch']}" for s in summaries)]
+    heads = ["batch", *(f"{ours} over {rival}, points" for ours, rival in pairs.items())]
     lines = [
-        [f"{ours} over {rival}", *(format_lead(s, ours, rival) for s in summaries)]
-        for ours, rival in pairs.items()
+        [str(s["batch"]), *(format_lead(s, *pair) for pair in pairs.items())] for s in summaries
     ]
-    return format_table(heads, "l" + "r" * len(summaries), lines)
+    return format_table(heads, "r" * len(heads), lines)
 
 
 def format_families(
@@ -168,6 +188,16 @@ def _format_setting(setting: Mapping[str, float]) -> str:
 def _format_interval(interval: Mapping[str, Any]) -> str:
     half = None if interval["high"] is None else interval["high"] - interval["mean"]
     return format_cell(interval["mean"], "{:.2f}") + format_cell(half, " ± {:.2f}")
+
+
+def _rank_names(summaries: Sequence[BatchSummary]) -> list[str]:
+    """The tested, best first at the largest batch at which they were tested."""
+    ranked: dict[str, None] = {}
+    for summary in sorted(summaries, key=lambda summary: -summary["batch"]):
+        tested = {_format_name(row): row["interval"]["mean"] for row in summary["rows"]}
+        best_first = sorted(tested, key=lambda name: -(tested[name] or 0.0))
+        ranked |= dict.fromkeys(name for name in best_first if tested[name] is not None)
+    return list(ranked)
 
 
 def _rank(row: EntrantRow) -> float:

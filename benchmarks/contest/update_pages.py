@@ -4,9 +4,10 @@
 
 A table stands between <!-- contest NAME --> and <!-- end of contest -->, where NAME is `overview`,
 `forms` (the same for a few optimizers), `pairs` (a form beside its rival), `families` (how many
-comparisons p is corrected for), `cifar100` (the same settings on CIFAR-100), a batch size, or a
-model and a batch size. The site's start page has `recipe` (the recipe beside its peers), README has
-`guide` (the table of forms). The rest of a page does not change.
+comparisons p is corrected for), `statistics` (accuracy with the running statistics of training),
+`seconds` (time of a run), `cifar100` (the same settings on CIFAR-100), a batch size, or a model and
+a batch size. The site's start page has `recipe` (the recipe beside its peers), README has `guide`
+(the table of forms). The rest of a page does not change.
 """
 
 import json
@@ -27,6 +28,8 @@ from benchmarks.contest.image_families import (
     load_families,
 )
 from benchmarks.contest.markdown_tables import (
+    NOT_ON_PAGES,
+    format_by_batch,
     format_families,
     format_overview,
     format_pairs,
@@ -60,13 +63,17 @@ def fill_page(
         "pairs": format_pairs(found["resnet9"], OTHER_FORMS, families["CIFAR-10"]),
         "recipe": format_recipe(ROOT / "results"),
         "families": format_families(found, families),
+        "statistics": format_by_batch(
+            found, "with_training_statistics", "{:.2f}", "running statistics, %"
+        ),
+        "seconds": format_by_batch(found, "seconds", "{:.1f}", "seconds per run"),
         "cifar100": format_scores(on_cifar100, families["CIFAR-100"], unchanged=True),
     }
     corrected = families["CIFAR-10"].correct()
     for model, summaries in found.items():
         for summary in summaries:
             prefix = "" if model == "resnet9" else f"{model} "
-            tables[f"{prefix}{summary['batch']}"] = format_summary(summary, corrected)
+            tables[f"{prefix}{summary['batch']}"] = format_summary(summary, corrected, NOT_ON_PAGES)
     return fill_parts(page, KIND, tables)
 
 

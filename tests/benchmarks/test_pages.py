@@ -1,22 +1,36 @@
 """The contest's tables in README and docs."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from benchmarks.common.pages import list_parts
-from benchmarks.contest.draw_figure import draw_contest
-from benchmarks.contest.entrants import ContestLedger, RunKey, Setting
-from benchmarks.contest.image_families import Comparison, Family, find_cifar10, load_families
+from benchmarks.contest.draw_figure import FOR_README, draw_contest
+from benchmarks.contest.entrants import ContestLedger, RunKey, Setting, read_accuracy
+from benchmarks.contest.form_guide import find_lrs
+from benchmarks.contest.image_families import (
+    CIFAR10,
+    CIFAR100,
+    RESULTS,
+    Comparison,
+    Family,
+    find_cifar10,
+    load_families,
+)
 from benchmarks.contest.markdown_tables import (
+    HEADS,
+    NOT_ON_PAGES,
+    format_by_batch,
     format_families,
     format_overview,
     format_pairs,
     format_summary,
 )
 from benchmarks.contest.update_pages import KIND, PAGES, README, SUMMARY, fill_page, fill_readme
-from neumann.lab.studies.statistics import paired_difference
+from neumann.lab.studies.statistics import mean_interval, paired_difference
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +102,11 @@ def test_pairs_are_matched_by_seed_and_corrected_together(tmp_path):
     batches.append({"model": "resnet9", "batch": 8192, "rows": [ours, untested("AdamW")]})
     cell = "+4.00 [−21.41, +29.41], p = 0.59"
     assert format_pairs(batches, dict([names]), family).splitlines() == [
-        "| points of accuracy | batch 512 | batch 2048 | batch 8192 |",
-        "| --- | --: | --: | --: |",
-        f"| Neumann diagonal over AdamW | {cell} | {cell} |  |",
+        "| batch | Neumann diagonal over AdamW, points |",
+        "| --: | --: |",
+        f"| 512 | {cell} |",
+        f"| 2048 | {cell} |",
+        "| 8192 |  |",
     ]
 
 
@@ -127,6 +143,33 @@ def test_empty_columns_are_left_out():
     ]
 
 
+def test_a_column_can_be_left_out():
+    lrs = {"low": 0.02, "high": 0.08}
+    rows = [row("Muon", 94.0, seconds=9.0, range=lrs, with_training_statistics=93.0)]
+    summary = {"model": "resnet9", "batch": 512, "best_peer": "Muon", "rows": rows}
+    heads = [head for head in HEADS if head in format_summary(summary)]
+    assert set(heads) > NOT_ON_PAGES
+    short = format_summary(summary, leave_out=NOT_ON_PAGES).splitlines()
+    assert short[0] == "| optimizer | lr, decay, momentum | held out, % | tested, % | n |"
+
+
+def test_a_number_at_all_batch_sizes():
+    """In the order of the overview; a column where nothing is known is left out."""
+    found = {
+        "resnet9": [
+            {**SMALL, "rows": [row("LAMB", 93.0, seconds=9.25), row("Muon", 94.0)]},
+            LARGE,
+        ],
+        "resnet18": [{**LARGE, "rows": [row("Muon", 93.0, seconds=20.0)]}],
+    }
+    assert format_by_batch(found, "seconds", "{:.1f}", "seconds per run").splitlines() == [
+        "| seconds per run | batch 512 | ResNet-18, batch 8192 |",
+        "| --- | --: | --: |",
+        "| Muon |  | 20.0 |",
+        "| LAMB | 9.2 |  |",
+    ]
+
+
 def test_tables_go_between_their_marks(families):
     found = {"resnet9": [SMALL], "resnet18": [LARGE]}
     page = "a\n<!-- contest {} -->\nold\n| old |\n<!-- end of contest -->\nz"
@@ -156,9 +199,87 @@ def test_readme_is_up_to_date(families):
     assert fill_readme(page, json.loads(SUMMARY.read_text()), families) == page
 
 
+def read_flat(name):
+    """A page without line breaks."""
+    (path,) = (path for path in (*PAGES, README) if path.name == name)
+    return " ".join(path.read_text().split())
+
+
+def find_adamw(name):
+    """Setting and accuracy of AdamW after its search in as many steps as the test has."""
+    runs = ContestLedger(RESULTS / name).runs
+    tested = {k: read_accuracy(run) for k, run in runs.items() if k.stage == "final"}
+    found = {key: score for key, score in tested.items() if key.entrant == "AdamW"}
+    (setting,) = {key.setting for key in found}
+    return setting, mean_interval(list(found.values()))
+
+
+def test_the_pages_say_how_adamw_was_tuned():
+    """The contest has another number for it, because its search had fewer steps."""
+    setting, accuracy = find_adamw(CIFAR10[1])
+    summaries = {s["batch"]: s for s in json.loads(SUMMARY.read_text())["resnet9"]}
+    means = {
+        (batch, row["entrant"]): row["interval"]["mean"]
+        for batch, summary in summaries.items()
+        for row in summary["rows"]
+    }
+    longer, shorter = accuracy.mean, means[8192, "AdamW"]
+    interval = f"{longer:.2f} ± {accuracy.high - longer:.2f}"
+    contests, form = read_flat("contests.md"), read_flat("choosing-a-form.md")
+    assert f"({setting.lr:.3g}, {setting.decay:g}, {setting.momentum:g})" in contests
+    assert f"this reached {interval} on the test set" in contests
+    assert f"by {longer - shorter:.1f} points" in contests
+    lost = [means[512, "AdamW"] - mean for mean in (shorter, longer)]
+    assert f"loses {lost[0]:.1f} from 512 to 8192, or {lost[1]:.1f} if" in contests
+    assert f"AdamW reached {interval}" in form
+    assert f"LAMB ({means[8192, 'LAMB']:.2f})" in form
+    start = read_flat("index.md")
+    assert f"it has {longer:.2f} % in the table and {shorter:.2f} % in the figure" in start
+    on_cifar100 = find_adamw(CIFAR100[1])[1].mean
+    assert f"it reached [{on_cifar100:.2f}]" in contests
+
+
+def test_readme_claims_no_lead_over_adamw():
+    """The seeds of the two differ, so there is no p."""
+    mean = find_adamw(CIFAR10[1])[1].mean
+    (row,) = (line for line in README.read_text().splitlines() if line.startswith("| **diagonal"))
+    assert f"; AdamW {mean:.2f}," in row
+    assert "p =" not in row
+
+
+@pytest.mark.parametrize("name", ["README.md", *(path.name for path in PAGES)])
+def test_who_was_tuned_twice_is_said(name):
+    assert re.search(r"tuned by the same rules\b.*\bonce more at full length", read_flat(name))
+
+
+def test_the_pages_agree_on_the_rates_of_the_papers_form():
+    lrs = find_lrs(json.loads(SUMMARY.read_text())["resnet9"], "Neumann (paper)")
+    for name in ("README.md", "choosing-a-form.md"):
+        assert f"| lr {lrs['lowest']:g} to {lrs['highest']:g}" in read_flat(name)
+
+
+def test_the_ranges_of_learning_rates_are_in_a_sentence():
+    """The tables leave them out."""
+    summaries = json.loads(SUMMARY.read_text())["resnet9"]
+    found = [r["range"] for s in summaries for r in s["rows"] if r["range"]]
+    assert len(found) == 2
+    for lrs in found:
+        assert f"{lrs['low']:.3g} to {lrs['high']:.3g}, " in read_flat("contests.md")
+        assert lrs["octaves"] == pytest.approx(2.0)  # "a factor of 4"
+
+
 def test_figure_of_the_tested(tmp_path):
     """A single seed has no interval."""
     single = {"mean": 94.0, "low": None, "high": None, "n": 1, "diverged": 0}
     parts = [SMALL, {"batch": 8192, "rows": [row("Muon", 94.0, interval=single)]}, FURTHER]
     draw_contest(parts, tmp_path / "contest.png")
     assert (tmp_path / "contest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_readme_has_the_small_figure(tmp_path):
+    """Drawn for the width at which README shows it, three dots to a pixel."""
+    draw_contest([SMALL, LARGE], tmp_path / "small.png", FOR_README)
+    width = int(re.search(r'large-batch\.png".* width="(\d+)"', README.read_text())[1])
+    for path in (tmp_path / "small.png", RESULTS / "large-batch.png"):
+        with Image.open(path) as picture:
+            assert picture.width == 3 * width

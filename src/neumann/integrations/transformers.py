@@ -59,7 +59,7 @@ class NeumannByRole:
 
     The weight decay follows from `steps`, the optimizer steps of the whole run, unless it is given.
     The schedule is the Trainer's own. With `lr_scheduler_type="linear", warmup_steps=0.03` in its
-    arguments, a linear one with a warm-up of 3 % of the steps, it is close to that of the recipe.
+    arguments it is close to the recipe's: it rises over 3 % of the steps, then falls linearly.
     Needs transformers 5.
     """
 
