@@ -27,13 +27,16 @@ are lines of results/language/contest.jsonl.
 """
 
 from benchmarks.common.ledger import MissingRunError
+from benchmarks.language.contest_rules import MUON, OTHERS, OURS, ROWS
 from benchmarks.language.contest_stages import DATA, RESULTS, STAGES, LanguageContest
 from benchmarks.language.contest_tables import format_contest
+from benchmarks.language.language_arms import check_arms
 from benchmarks.language.language_runs import (
     create_language_parser,
     open_language_runner,
     parse_language,
 )
+from neumann.lab.errors import UsageError
 
 
 def main() -> None:
@@ -42,6 +45,11 @@ def main() -> None:
     parser.add_argument("stage", choices=(*STAGES, "all", "table"))
     arguments = parse_language(parser)
     contest = LanguageContest(*open_language_runner(arguments))
+    if arguments.stage != "table" and arguments.seconds > 0:  # 0: other processes have trained
+        try:
+            check_arms((OURS, *MUON, ROWS, *OTHERS))
+        except UsageError as error:
+            raise SystemExit(str(error)) from error
     if arguments.stage != "table":
         for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
             try:

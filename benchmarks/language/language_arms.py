@@ -4,7 +4,7 @@ Muon, SOAP and NorMuon are those of the lab. SOAP and NorMuon need pytorch_optim
 schedule-free AdamW needs schedulefree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -14,6 +14,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from neumann import Neumann, param_groups
+from neumann.lab.models.gpt import ModernGPT, Size
+from neumann.lab.optimizers.arm_recipes import RECIPES
 from neumann.lab.optimizers.arms import Arm, build_optimizer
 from neumann.lab.optimizers.role_rates import collect_roles, group_by_rate
 from neumann.optim.groups import DEFAULTS, ParamGroups, RoleOptions
@@ -171,9 +173,7 @@ def _build_in_lab(name: str, model: nn.Module, setting: Setting, **options: Any)
 
 def build_schedulefree(model: nn.Module, setting: Setting, steps: int) -> Any:
     """Schedule-free AdamW, with its own ramp; its learning rate stays constant after that."""
-    from schedulefree import AdamWScheduleFree
-
-    optimizer = AdamWScheduleFree(
+    optimizer: Any = RECIPES["schedulefree"].load()(
         _group_by_rate(model, setting),
         lr=setting.lr,
         betas=(setting.momentum, 0.95),
@@ -220,6 +220,7 @@ _BUILDERS: dict[str, Callable[[nn.Module, Setting], Any]] = {
     "adamw": build_adamw,
 }
 ARMS = (*_BUILDERS, *_BY_STEPS)
+TINY = Size(width=8, depth=1, heads=1)
 
 
 def find_lr_factor(step: int, steps: int, power: float = 1.0) -> float:
@@ -239,3 +240,9 @@ def build_arm(model: nn.Module, setting: Setting, steps: int) -> Any:
     if setting.arm in _BY_STEPS:
         return _BY_STEPS[setting.arm](model, setting, steps)
     return _BUILDERS[setting.arm](model, setting)
+
+
+def check_arms(arms: Iterable[str]) -> None:
+    """Raise a UsageError if an arm's package is missing or too old, before anything is trained."""
+    for arm in arms:
+        build_arm(ModernGPT(8, 8, TINY), Setting(arm, lr=0.001), steps=100)

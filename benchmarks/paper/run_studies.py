@@ -30,7 +30,7 @@ from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import get_output_folder
 from neumann.lab.training.signals import Terminated, raise_on_sigterm
 
-# What lends runs comes before what takes them, and what decides many claims before what decides one.
+# What lends runs comes before what takes them, and what decides many claims before one claim's.
 ORDER = (
     "main-cifar10",
     "scaling",

@@ -1,11 +1,13 @@
 """The stages of the language contest: which runs they need, on invented losses."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.common.ledger import Ledger, MissingRunError, Runner
+from benchmarks.language import contest as contest_command
 from benchmarks.language.contest_rules import (
     MIDDLE,
     OURS,
@@ -67,6 +69,16 @@ def test_the_larger_network_takes_the_settings_along(contest):
     (sentence,) = (line for line in format_contest(contest).splitlines() if "GPT-2 124M" in line)
     assert "ours is ahead of Muon (by norm) by 0.0" in sentence
     assert "n 1" in sentence
+
+
+@pytest.mark.parametrize("package", ["pytorch_optimizer", "schedulefree"])
+def test_a_missing_package_is_found_before_the_first_run(package, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ["contest", "screen", "--device", "cpu", "--results", str(tmp_path / "runs.jsonl")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=rf"pip install \"\.\[{package.replace('_', '-')}\]\""):
+        contest_command.main()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_contest_without_runs(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common.ledger import Ledger, Runner
 from benchmarks.common.pages import fill_parts, list_parts
-from benchmarks.language.contest_rules import LONGER, MIDDLE, OURS, RUNS
+from benchmarks.language.contest_rules import LENGTHS, LONGER, MIDDLE, OURS, RUNS
 from benchmarks.language.contest_stages import RESULTS, LanguageContest
 from benchmarks.language.contest_state import describe_state, describe_validation
 from benchmarks.language.contest_tables import make_parts
@@ -37,6 +37,13 @@ def test_the_page_says_how_many_runs_a_search_has():
     smallest, middle, largest = RUNS.values()
     text = " ".join(PAGE.read_text().split())
     assert f"{smallest} at 65,536 tokens per step, {middle} at 262,144 and {largest} at" in text
+
+
+def test_the_momenta_of_the_recipe_are_best_at_every_length(published):
+    """As docs/ablations.md says."""
+    best = [published.searches.rank_settings(OURS, *length)[0] for length in LENGTHS.items()]
+    assert {(setting.before, setting.momentum) for setting in best} == {(0.8, 0.6)}
+    assert sorted(LENGTHS.values()) == [50, 200, 800]
 
 
 @pytest.mark.parametrize("vocabulary", [16384, 50257])

@@ -35,8 +35,29 @@ def test_a_single_word_has_no_initials():
     assert "choose from: sgd, adamw" in str(unknown("optimizer", "a", ["sgd", "adamw"]))
 
 
-def test_all_names_with_the_same_initials_are_suggested():
-    assert find_near_names("--se", ["--spectrum-every", "--search-epochs", "--seed"]) == [
-        "--search-epochs",
-        "--spectrum-every",
+def test_longer_and_shorter_forms_come_first():
+    known = ["--spectrum-every", "--search-epochs", "--seed", "--opt"]
+    assert find_near_names("--se", known) == ["--seed", "--search-epochs", "--spectrum-every"]
+    assert find_near_names("--optimizer", [*known, "--img-size", "--compile"]) == ["--opt"]
+    assert find_near_names("resnet", ["resnet50x", "resnet18", "resnet101"]) == [
+        *("resnet18", "resnet50x", "resnet101")
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("--optimizer", ["--img-size", "--compile"]),
+        ("--arms", ["--amp", "--ramp"]),
+        ("--opts", ["--jobs"]),
+        ("--bs", ["--jobs"]),
+        ("rest_lr", ["reset", "reset_growth", "reset_steps"]),
+    ],
+)
+def test_what_is_hardly_alike_is_not_suggested(given, known):
+    assert find_near_names(given, known) == []
+
+
+def test_letters_in_another_order_are_near():
+    assert find_near_names("sdg", ["sgd", "adamw"]) == ["sgd"]
+    assert find_near_names("--wrokers", ["--workers", "--seed"]) == ["--workers"]

@@ -88,10 +88,14 @@ class Settings:
     # processes that load image folders; by default one per CPU, at most 8
     workers: int | None = None
     eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
+    # steps between evaluations inside an epoch, for long epochs such as those of text; 0: none
+    eval_steps: int = 0
     log_every: int = 50  # optimizer steps between logged lines
     tensorboard: bool = False  # also write the records for TensorBoard, into the run's folder
     checkpoint_every: int = 1  # epochs between checkpoints; 0: only at the end and on interruption
-    # accuracy in %, or loss in nats per token for text; records when the run first reaches it
+    checkpoint_steps: int = 0  # steps between checkpoints inside an epoch; 0: none
+    # accuracy in %, or loss in nats per token for text; the first evaluation that reaches it is
+    # recorded
     target: float | None = None
     # evaluate on the validation set, or a tenth of the training set, instead of the test set
     held_out: bool = False
@@ -100,6 +104,7 @@ class Settings:
         """Raise a UsageError for settings that cannot work."""
         check_at_least(self, batch_size=1, epochs=1, eval_every=1, log_every=1, micro_batch_size=1)
         check_at_least(self, img_size=1, context=1, checkpoint_every=0, workers=0, bn_batch=2)
+        check_at_least(self, eval_steps=0, checkpoint_steps=0)
         Tokens.parse(self.tokens)
         Schedule.parse(self.sched)
         if self.tensorboard and find_spec("tensorboard") is None:

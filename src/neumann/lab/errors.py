@@ -10,6 +10,9 @@ from difflib import get_close_matches
 
 from neumann.extras import describe_install
 
+MOST = 3  # names that an error suggests
+ALIKE = 0.7  # difflib's ratio, from which on names are spelled alike: bs and jobs have 0.67
+
 
 class UsageError(ValueError):
     """The user gave something that cannot be used. The message is always one line."""
@@ -31,22 +34,40 @@ def unknown(what: str, name: str, known: Iterable[str], forms: Iterable[str] = (
     names = list(known)
     near = find_near_names(name, names)
     if near:
-        *others, last = near
-        hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
+        hint = f"did you mean {join_alternatives(near)}?"
     else:
         shown = [*names[:20], *(["…"] if len(names) > 20 else []), *forms]
         hint = f"choose from: {', '.join(shown)}"
     return UsageError(f"unknown {what} {name!r}; {hint}")
 
 
+def join_alternatives(names: Sequence[str]) -> str:
+    """Join names into "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def find_near_names(name: str, known: Sequence[str]) -> list[str]:
-    """Find names with these initials (bs: batch-size, or learning-rate: lr), or spelled like it."""
+    """Find at most three names: longer or shorter forms and initials first, else like spellings.
+
+    Longer and shorter forms are epoch: epochs, or optimizer: opt. Initials are bs: batch-size, or
+    learning-rate: lr. So are letters in another order, as in sdg: sgd.
+    """
     # The dashes of flags do not make names alike.
     bare = {other.strip("-"): other for other in known}
     given = name.strip("-")
-    near = sorted(other for other in bare if given and _get_initials(other) == given)
+    forms = [o for o in bare if _is_longer_form(given, o) or _is_longer_form(o, given)]
+    near = get_close_matches(given, forms, n=MOST, cutoff=0)
+    near += sorted(other for other in bare if given and _get_initials(other) == given)
     near += [initials] if (initials := _get_initials(given)) in bare else []
-    return [bare[other] for other in near or get_close_matches(given, bare, n=3, cutoff=0.5)]
+    near += [other for other in bare if other != given and sorted(other) == sorted(given)]
+    near = list(dict.fromkeys(near)) or get_close_matches(given, bare, n=MOST, cutoff=ALIKE)
+    return [bare[other] for other in near[:MOST]]
+
+
+def _is_longer_form(short: str, long: str) -> bool:
+    """A single letter is the start of too many names."""
+    return len(short) > 1 and long.startswith(short)
 
 
 def _get_initials(name: str) -> str:

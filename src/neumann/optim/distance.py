@@ -7,7 +7,7 @@ The regularized gradient of the paper (section 3.1) is g + c·(w − v) with
 a cubic attraction and a repulsion. The repulsion is bounded: R = max(r, r*) replaces r in its
 denominator, where
 
-    r* = (γηβ / ((1 − γ)(1 − μ)))^⅓
+    r* = ∛(γηβ / ((1 − γ)(1 − μ)))
 
 is the equilibrium of repulsion and the moving average. From r* on this is the printed formula;
 below it the force falls to zero with r instead of exploding. Without the bound R = r, and there is

@@ -3,78 +3,51 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import pytest
-from typing_extensions import Doc
 
-from neumann.lab.commands.flag_help import (
-    EXAMPLES,
-    GROUPED,
-    GROUPS,
-    REST,
-    list_groups,
-    read_texts,
-)
+from neumann.lab.commands.flag_help import EXAMPLES, GROUPED, GROUPS, REST, group_flags
+from neumann.lab.commands.flags import describe_flags, list_flags
 from neumann.lab.commands.main import main
 from neumann.lab.commands.parser import COMMANDS, parse_flags
+from neumann.lab.commands.settings_source import Setting
 from neumann.lab.errors import UsageError
 
 
-@dataclasses.dataclass(frozen=True)
-class Base:
-    first: int = 3  # after it
-    # above it,
-    # in two lines
-    second: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Example(Base):
-    third: tuple[str, ...] = ("a", "b")
-    """below it, in
-    two lines"""
-    fourth: Annotated[str, Doc("in a Doc")] = "×"  # not this
-    fifth: bool | None = None  # μ, with a # inside
-    sixth: Path | None = None
-
-
-def test_texts_are_read_from_the_source():
-    assert read_texts(Example) == {
-        "first": "after it",
-        "second": "above it, in two lines",
-        "third": "below it, in two lines",
-        "fourth": "in a Doc",
-        "fifth": "μ, with a # inside",
-        "sixth": "",
-    }
-
-
-def test_usage_and_defaults():
-    (flags,) = (group for title, group in list_groups("example", Example()).items() if title)
-    assert [tuple(flag) for flag in flags] == [
-        ("--first INT", "after it (default: 3)"),
-        ("--second FLOAT", "above it, in two lines"),
-        ("--third STR …", "below it, in two lines (default: a b)"),
-        ("--fourth STR", "in a Doc (default: ×)"),
-        ("--fifth, --no-fifth", "μ, with a # inside"),
-        ("--sixth PATH", ""),
-    ]
+@pytest.mark.parametrize(
+    ("hint", "default", "usage", "shown"),
+    [
+        (int, 3, "--a-b INT", "text (default: 3)"),
+        (float, 1e-3, "--a-b FLOAT", "text (default: 0.001)"),
+        (float | None, None, "--a-b FLOAT", "text"),
+        (tuple[str, ...], ("a", "b"), "--a-b STR …", "text (default: a b)"),
+        (tuple[str, ...], (), "--a-b STR …", "text"),
+        (str, "×", "--a-b STR", "text (default: ×)"),
+        (bool | None, None, "--a-b, --no-a-b", "text"),
+        (bool, False, "--a-b", "text"),
+        (Path | None, None, "--a-b PATH", "text"),
+        (Literal["x", "y"], "x", "--a-b {x,y}", "text (default: x)"),
+        (Literal["x", "y"] | None, None, "--a-b {x,y}", "text"),
+    ],
+)
+def test_usage_and_defaults(hint, default, usage, shown):
+    (flag,) = describe_flags({"a_b": Setting("a_b", hint, default, "text")})
+    assert (flag.usage, flag.text) == (usage, shown)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_a_text_and_every_setting_a_flag(command):
-    settings = COMMANDS[command].settings
-    groups = list_groups(command, settings())
-    flags = [flag for group in groups.values() for flag in group]
+    flags = list_flags(command)
     assert all(flag.text for flag in flags), flags
-    names = {field.name for field in dataclasses.fields(settings)} - {"allow_code"}
-    assert len(flags) == len(names)
+    names = {field.name for field in dataclasses.fields(COMMANDS[command].settings)}
+    assert {flag.setting for flag in flags if flag.setting} == names - {"allow_code"}
+    groups = group_flags(command, flags)
+    grouped = [flag for group in groups.values() for flag in group]
+    assert len(grouped) == len([flag for flag in flags if not flag.is_argument])
     if command in GROUPED:
         assert groups[REST] == []  # all are in a group
-        assert [title for title in groups if title][:5] == [
-            *("data", "model", "optimizer", "schedule", "run")
-        ]
+        assert list(groups)[:5] == ["data", "model", "optimizer", "schedule", "run"]
 
 
 @pytest.mark.parametrize(("command", "argument"), [("study", "FILE"), ("report", "FOLDER")])

@@ -28,10 +28,18 @@ def test_help_lists_the_commands(capsys):
     assert list(COMMANDS) == list(SUMMARIES)
 
 
-def test_the_help_does_not_wait_for_torch():
-    script = "import sys; from neumann.lab.commands.main import main; main(['--help'])"
-    words = [sys.executable, "-c", f"{script}; assert 'torch' not in sys.modules"]
-    subprocess.run(words, check=True, capture_output=True, timeout=PROCESS_TIMEOUT)
+def test_help_is_a_command_too(capsys):
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for words in (["help"], ["help", "help"], ["-h"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out == listed
+    assert main(["train", "--help"]) == 0
+    of_train = capsys.readouterr().out
+    assert main(["help", "train"]) == 0
+    assert capsys.readouterr().out == of_train
+    assert main(["help", "trian"]) == 2
+    assert capsys.readouterr().err == "neumann: unknown command 'trian'; did you mean train?\n"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,8 @@ def test_training_warns_of_a_warm_up_that_covers_the_run(opt, warns, tmp_path, c
         (["report"], "neumann report needs the folder"),
         (["report", "--flag"], "unknown flag '--flag'"),
         (["train", "--config"], "--config needs a file"),
+        (["train", "--help", "--config"], "--config needs a file"),
+        (["help", "train", "--config"], "--config needs a file"),
         (["train", "--epochs", "--lr", "1"], "--epochs needs a value"),
         (["train", "--download", "--epochs"], "--epochs needs a value"),
         (["train", "--no-flip=3"], "unexpected argument '3'"),

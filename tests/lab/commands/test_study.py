@@ -82,6 +82,8 @@ def test_finished_study_is_listed_and_not_repeated(finished, file, capsys, monke
     assert main([*words, "--set", "epochs=3", "--list"]) == 2  # as without --list
     assert "holds a sweep with other settings: epochs is" in capsys.readouterr().err
     assert "\nbatch_size=128\n" in printed.out
+    assert f": widen the range of lr in {file}, and use another --output\n" in printed.out
+    assert "--lr" not in printed.out  # a flag that this command does not have
     assert printed.err == "search 4/4  finished before\nfinal 8/8  finished before\n"
 
 

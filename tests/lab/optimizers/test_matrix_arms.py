@@ -1,5 +1,6 @@
 """Muon on text, NorMuon and SOAP: who gets which optimizer, rate and decay, and what is refused."""
 
+import re
 import sys
 
 import pytest
@@ -152,6 +153,24 @@ def test_mistakes_are_one_line(name, options, message):
         build(f"{name}:{options}")
     assert message.format(name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@needs_muon
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("muon:ns_steps=1000", "ns_steps must be an integer from 1 to 99, got 1000"),
+        ("muon:ns_steps=0", "ns_steps must be an integer from 1 to 99, got 0"),
+        ("normuon:ns_steps=2.5", "ns_steps must be an integer from 1 to 99, got 2.5"),
+        ("muon:momentum=2", "momentum must be a number in [0, 1), got 2"),
+        ("muon:eps=-1", "eps must be a finite number above 0, got -1"),
+        ("muon:adjust_lr_fn=foo", "must be none or original or match_rms_adamw or norm, got 'foo'"),
+        ("normuon:update_scale=foo", "must be preserve_norm or match_rms or norm, got 'foo'"),
+    ],
+)
+def test_options_of_orthogonalization_are_checked_before_the_first_step(arm, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build(arm)
 
 
 def test_a_model_without_hidden_matrices():

@@ -11,6 +11,8 @@ import pytest
 from neumann.lab.errors import UsageError
 from neumann.lab.report import write_report
 from neumann.lab.report.page import breakable, highlight, unbroken
+from neumann.lab.report.result_tables import tabulate_settings
+from neumann.lab.report.study_records import read_study
 from neumann.lab.storage.reading import read_summary
 from neumann.lab.studies.comparison import run_comparison
 from neumann.lab.studies.results import read_comparison
@@ -197,9 +199,23 @@ def test_settings_show_the_weight_decay_that_an_arm_names(tmp_path, quick):
     cells = re.findall(r">([^<>\s]+)<", differences.partition("<tbody>")[2])
     columns = dict(zip(("neumann-spectral", "sgd", "adamw"), ("auto", "0", "0.25"), strict=True))
     for arm, decay in columns.items():
-        assert cells[cells.index(arm) + 1] == decay
+        assert cells[cells.index(arm) + 2] == decay  # after the optimizer
     page = read_page(write_report(fake_run(tmp_path / "b", "neumann-spectral:weight_decay=auto")))
     assert re.search(r"weight_decay\s+auto\s", page.text)
+
+
+def test_settings_show_the_options_of_the_optimizer(tmp_path, quick):
+    arms = ["fast=neumann-spectral:momentum=0.8", "muon:betas=(0.9,0.95)", "sgd:momentum=0.5"]
+    common = {"lr": 0.1, "weight_decay": 0.0}
+    folder = fake_comparison(tmp_path, {arm: {} for arm in arms}, 1, epochs=1, **common)
+    table = tabulate_settings(read_study(folder)).differences
+    assert [cell.text for cell in table.titles] == ["arm", "opt", "momentum", "betas"]
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["fast", "neumann-spectral", "0.8", "not set"],
+        ["muon", "muon", "not set", "(0.9, 0.95)"],
+        ["sgd", "sgd", "0.5", "not set"],
+    ]
+    assert [cell.style for cell in table.rows[2]] == ["", "different", "different", ""]
 
 
 def test_different_environments_are_pointed_out(tmp_path, quick):
@@ -274,6 +290,14 @@ def test_so_do_those_with_another_reference_than_the_first(tmp_path, quick):
     arms = {"neumann": {"diverged_seeds": (0, 1, 2)}, "sgd": {}, "adam": {}, "adamw": {}}
     page = read_page(write_report(fake_comparison(tmp_path, arms)))
     assert "The p values are corrected for multiple comparisons by Holm's method;" in page.text
+
+
+def test_a_page_has_one_kind_of_apostrophe(tmp_path, quick):
+    arms = {"neumann:warmup_epochs=1": {}, "neumann:warmup_epochs=2": {}, "sgd": {}}
+    html = write_report(fake_comparison(tmp_path, arms, spectrum=20)).read_text()
+    for words in ("by Student&#39;s t", "Holm&#39;s method", "the arm&#39;s color", "paper&#39;s"):
+        assert words in html
+    assert "’" not in html
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -7,7 +7,7 @@ import pytest
 from neumann.lab.report import write_report
 from neumann.lab.report.points import has_points, plot_points, read_overview, tabulate_points
 from neumann.lab.storage.reading import RecordsError
-from tests.support.fake_records import fake_study
+from tests.support.fake_records import fake_study, fake_sweep
 
 ARMS = {"neumann=neumann:lr=0.2": {}, "base=sgd:lr=0.4": {}}
 
@@ -39,6 +39,17 @@ def test_tables_have_a_column_for_each_point(study):
     opposite = ahead.rows[0][1].choices[1]
     assert opposite.text == with_first.text.replace("+", "−")
     assert opposite.note == with_first.note
+
+
+def test_a_learning_rate_that_was_chosen_for_another_arm_has_a_note(tmp_path):
+    names = ["batch_size=64", "batch_size=128"]
+    folder = fake_study(tmp_path / "x", {"sgd": {}}, names)
+    taker = "sgd:momentum=0.5,lr=sgd"
+    fake_sweep(folder / names[1], {"sgd": [0.1, 0.4], taker: []}, {"sgd": 0.4, taker: 0.4})
+    rates = tabulate_points(read_overview(folder))[-1]
+    assert rates.label == "Learning rates chosen on held-out data"
+    found = {row[0].text: (row[2].text, row[2].note) for row in rates.rows}
+    assert found == {"sgd": ("0.4", ""), "sgd (momentum 0.5)": ("0.4", "the rate of sgd")}
 
 
 def test_scores_are_plotted_along_an_axis_of_numbers(study):

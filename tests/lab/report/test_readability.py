@@ -81,6 +81,53 @@ LETTER_SIZES = """
 """
 
 
+TAKER = "neumann-spectral:momentum=0.8,lr=neumann-spectral"
+
+
+@pytest.fixture(scope="module")
+def sweep_with_taker(tmp_path_factory):
+    grid = {"neumann-spectral": [0.1, 0.4, 0.8], "muon": [0.1, 0.4, 0.8], TAKER: []}
+    winners = {"neumann-spectral": 0.4, "muon": 0.4, TAKER: 0.4}
+    return write_report(fake_sweep(tmp_path_factory.mktemp("t"), grid, winners))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_sweep_explains_its_curves_right_below_them(browser, sweep_with_taker, width):
+    open_page(browser, sweep_with_taker, width=width, phone=width == 390)
+    ((_, left, _, _, bottom),) = find_boxes(browser, "#plot-lr-sensitivity .picture")
+    ((words, caption_left, top, right, _),) = find_boxes(browser, "#plot-lr-sensitivity figcaption")
+    assert "Circled: the chosen learning rate." in words
+    assert 0 <= top - bottom < 30
+    assert caption_left == left
+    ((note, *_),) = find_boxes(browser, "#sensitivity .note")
+    name = "neumann-spectral (momentum 0.8)"
+    assert note == f"No curve: {name} takes the rate of neumann-spectral."
+    title = browser.find_element("css selector", "h1").text
+    charted = browser.find_elements("css selector", ".result .arm")
+    assert [arm.text for arm in charted] == ["neumann-spectral", "muon", name]
+    assert all(arm.text in title for arm in charted)
+    if width == 1280:
+        assert right - left < 800  # the picture is not blown up to the whole page
+
+
+@pytest.mark.parametrize("width", [320, 360])
+def test_the_choice_of_an_axis_does_not_break_inside_words(browser, comparison, width):
+    open_page(browser, comparison, width=width, height=700, phone=True)
+    script = """
+        return [...document.querySelectorAll('.switch:not(.reference) > *')].map(e => {
+            const range = document.createRange();
+            range.selectNodeContents(e);
+            return [e.textContent, range.getClientRects().length];
+        });
+    """
+    found = browser.execute_script(script)
+    assert {text for text, _ in found} == {"against", "epochs", "steps", "seconds"}
+    assert {lines for _, lines in found} == {1}
+    tops = {top for _, _, top, *_ in find_boxes(browser, "#curves .switch label")}
+    assert len(tops) == 1
+    assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
+
+
 def test_text_in_pictures_can_be_read_on_a_phone(browser, sweep):
     open_page(browser, sweep, width=390, height=844, phone=True)
     sizes = browser.execute_script(LETTER_SIZES)

@@ -56,6 +56,12 @@ def test_verdict_of_a_run_that_did_not_end_well(tmp_path):
     )
     (warning,) = judge(fake_run(tmp_path / "b", "sgd:lr=9", diverged=50)).warnings
     assert warning.startswith("Diverged: the loss was not finite in step 50 at lr 9.")
+    summary = tmp_path / "b" / "summary.json"
+    content = json.loads(summary.read_text())
+    content["diverged"]["checkpoint"] = str(tmp_path / "b" / "checkpoints" / "step-00000040")
+    summary.write_text(json.dumps(content))
+    (warning,) = judge(tmp_path / "b").warnings
+    assert warning.endswith(" The last good checkpoint is checkpoints/step-00000040.")
 
 
 def test_verdict_of_a_comparison(tmp_path):
@@ -88,7 +94,13 @@ def test_a_warm_up_as_long_as_the_training_is_pointed_out(tmp_path):
 def test_runs_that_are_not_shown_are_counted(tmp_path):
     folder = fake_comparison(tmp_path, {"sgd": {}, "adam": {"ended": 2}})
     fake_comparison(folder, {"adamw": {}}, 1)
-    assert judge(folder).warnings == (f"3 finished runs in {tmp_path} are not shown.",)
+    assert judge(folder).warnings == (f"3 finished runs in {tmp_path.name} are not shown.",)
+
+
+def test_runs_of_a_sweep_that_are_not_shown_are_counted(tmp_path):
+    folder = fake_sweep(tmp_path, {"sgd": [0.1, 0.4, 0.8]}, {"sgd": 0.4})
+    fake_run(folder / "final" / "adamw" / "seed-0")
+    assert judge(folder).warnings == (f"1 finished run in {folder.name}/final is not shown.",)
 
 
 def test_missing_runs_are_counted_first(tmp_path):
@@ -127,6 +139,19 @@ def test_a_sweep(tmp_path):
         "higher one may be better.",
         f"neumann: {LONG_WARMUP}",
     )
+
+
+def test_a_sweep_says_whose_learning_rate_an_arm_takes(tmp_path):
+    takers = [f"neumann-spectral:momentum={beta},lr=neumann-spectral" for beta in (0.7, 0.8)]
+    names = [f"neumann-spectral (momentum {beta})" for beta in (0.7, 0.8)]
+    grid = {"neumann-spectral": RATES, "muon": RATES, takers[0]: []}
+    winners = {"neumann-spectral": 0.4, "muon": 0.2, takers[0]: 0.4}
+    chosen = "Learning rates chosen on held-out data: 0.4 for neumann-spectral and 0.2 for muon; "
+    found = judge(fake_sweep(tmp_path / "a", grid, winners))
+    assert found.findings[0] == f"{chosen}{names[0]} takes the rate of neumann-spectral."
+    both = fake_sweep(tmp_path / "b", {**grid, takers[1]: []}, {**winners, takers[1]: 0.4})
+    taken = f"{names[0]} and {names[1]} take the rate of neumann-spectral."
+    assert judge(both).findings[0] == f"{chosen}{taken}"
 
 
 def test_unfinished_sweeps(tmp_path):

@@ -1,6 +1,7 @@
 """Plots of training: forces, recalibration and learning rates; and how they are drawn."""
 
 import io
+import json
 from dataclasses import replace
 from xml.etree.ElementTree import fromstring
 
@@ -13,10 +14,12 @@ from neumann.lab.report.palette import line_style
 from neumann.lab.report.study_records import read_study
 from neumann.lab.report.training_plots import (
     plot_forces,
+    plot_metrics,
     plot_recalibration,
     plot_score,
     plot_sensitivity,
 )
+from neumann.lab.storage import strict_json
 from tests.support.fake_records import fake_comparison, fake_sweep
 
 pytestmark = pytest.mark.slow
@@ -52,6 +55,65 @@ def test_recalibrated_accuracy_appears_next_to_the_plain_one(tmp_path):
     assert plot.curves[1].y[-1] == pytest.approx(plot.curves[0].y[-1] + 0.6)
     other = read_study(fake_comparison(tmp_path / "b", {"sgd": {}}))
     assert plot_recalibration(other, "epochs") is None
+
+
+def hold_back(folder, epochs, accuracy=20.0):
+    """Let a run learn nothing in its first epochs."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "epoch" and line["epoch"] <= epochs:
+            line["accuracy"] = accuracy
+    path.write_bytes(b"".join(map(strict_json.dumps, lines)))
+
+
+def compare_with_a_late_arm(folder, target=None):
+    arms = {"sgd": {"best": 99.0}, "adam": {"best": 97.0}, "adamw": {"best": 95.0}}
+    fake_comparison(folder, arms, 2, epochs=20, target=target)
+    for seed in range(2):
+        hold_back(folder / "adamw" / f"seed-{seed}", 11)
+    return read_study(folder)
+
+
+@pytest.mark.parametrize("axis", ["epochs", "steps", "seconds"])
+def test_an_arm_that_rises_late_does_not_squeeze_the_ends_of_all(tmp_path, axis):
+    plot = plot_score(compare_with_a_late_arm(tmp_path), axis)
+    ends = [curve.low[-1] for curve in plot.curves]
+    assert 90 < plot.bottom < min(ends)
+    assert plot.caption == f"The axis starts at {plot.bottom:.3g} %; lower values are not shown."
+
+
+def test_a_cut_axis_shows_a_near_target_and_no_far_one(tmp_path):
+    near = plot_score(compare_with_a_late_arm(tmp_path / "a", 92.0), "steps")
+    assert 90 < near.bottom < 92
+    far = plot_score(compare_with_a_late_arm(tmp_path / "b", 60.0), "steps")
+    assert far.bottom > 90
+
+
+def test_an_axis_is_never_cut_where_an_arm_ends(tmp_path):
+    arms = {"sgd": {}, "adam": {}, "adamw": {"best": 75.0}}
+    plot = plot_score(read_study(fake_comparison(tmp_path, arms, 2, epochs=20)), "steps")
+    ends = [curve.low[-1] for curve in plot.curves]
+    assert plot.bottom is None or plot.bottom < min(ends)
+
+
+def plot_rates(folder, arms):
+    study = read_study(fake_comparison(folder, {arm: {} for arm in arms}, 1, epochs=1))
+    return next(p for p in plot_metrics(study, "steps") if p.title == "Learning rate")
+
+
+def test_arms_with_the_same_learning_rates_are_named(tmp_path):
+    shared = plot_rates(tmp_path / "a", ["a=sgd:lr=0.2", "b=sgd:lr=0.1", "c=adam:lr=0.2"])
+    assert shared.caption == "a and c have the same curve."
+    everyone = plot_rates(tmp_path / "b", ["a=sgd:lr=0.2", "b=sgd:lr=0.2", "c=adam:lr=0.2"])
+    assert everyone.caption == "All arms have the same curve."
+    assert plot_rates(tmp_path / "c", ["sgd:lr=0.1", "sgd:lr=0.2"]).caption == ""
+
+
+def test_an_axis_of_learning_rates_ends_where_they_end(tmp_path):
+    plot = plot_rates(tmp_path, ["sgd:lr=0.2", "sgd:lr=0.01"])
+    assert plot.log_y
+    assert (plot.bottom, plot.caption) == (None, "")
 
 
 def test_sensitivity_marks_choice_and_divergence(tmp_path):

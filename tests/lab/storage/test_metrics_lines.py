@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from neumann.lab.storage.metrics_lines import LINES
 from neumann.lab.storage.reading import RecordsError
 from neumann.lab.storage.run_files import read_run_files
 from tests.support.fake_records import fake_run
@@ -33,7 +34,7 @@ def refuse(folder, kind, edit, message):
 @pytest.mark.parametrize("kind", ["timetable", "step", "epoch", "spectrum"])
 def test_an_unknown_kind_is_refused(kind, wrong, tmp_path):
     folder = fake_run(tmp_path, "neumann", epochs=2, spectrum=10)
-    message = f"kind should be 'timetable' or 'step' or 'epoch' or 'spectrum', got {wrong!r}"
+    message = f"kind should be {' or '.join(map(repr, LINES))}, got {wrong!r}"
     refuse(folder, kind, lambda line: line.update(kind=wrong), message)
 
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from rich.text import Text
 
-from neumann.lab.commands.tables import make_table, print_table
+from neumann.lab.commands.terminal import make_table, print_table
 from neumann.lab.contenders import get_optimizer_name
 from neumann.lab.errors import UsageError, find_near_names, unknown
 from neumann.lab.optimizers.arm_recipes import RECIPES

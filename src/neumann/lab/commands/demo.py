@@ -19,7 +19,8 @@ from rich.text import Text
 from neumann.extras import describe_install
 from neumann.lab.commands.demo_verdict import EVIDENCE, state_verdict
 from neumann.lab.commands.study import refuse_torchrun, run_and_print
-from neumann.lab.commands.tables import format_score, make_table, print_table
+from neumann.lab.commands.tables import format_score
+from neumann.lab.commands.terminal import make_table, print_table
 from neumann.lab.contenders import Contender
 from neumann.lab.report.formatting import format_interval
 from neumann.lab.report.result_tables import describe_target

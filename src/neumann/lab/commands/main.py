@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from neumann.extras import describe_install
-from neumann.lab.commands.summaries import format_help
+from neumann.lab.commands.summaries import SUMMARIES, format_help
+from neumann.lab.errors import UsageError, is_out_of_memory, unknown
 
 CRASHED, USAGE, DIVERGED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 3, 130, 143, 141
 
@@ -41,15 +42,20 @@ def _run(words: list[str]) -> int:
 
         print(f"neumann {neumann.__version__}")
         return 0
-    if words[:1] in ([], ["-h"], ["--help"]):
+    if words[:1] in ([], ["-h"], ["--help"]) or words in (["help"], ["help", "help"]):
         print(format_help())
         return 0 if words else USAGE
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
     try:
+        if _answer_without_torch(*words):
+            return 0
         from neumann.lab.commands.parser import run_command
     except ImportError as error:  # a package of the extra `lab` is missing
         advice = f"the command neumann needs the extra `lab`: {describe_install('lab')}"
         return _fail(f"{advice} ({error})")
-    from neumann.lab.errors import UsageError, is_out_of_memory
+    except UsageError as error:
+        return _fail(str(error))
     from neumann.lab.storage.atomic_files import StorageError
     from neumann.lab.studies.lr_sweep import AllDivergedError
     from neumann.lab.studies.workers import CrashedError
@@ -77,6 +83,26 @@ def _run(words: list[str]) -> int:
             raise
         advice = "choose a smaller --model, --batch-size or --micro-batch-size"
         return _fail(f"there is not enough memory: {advice}", CRASHED)
+
+
+def _answer_without_torch(command: str, *words: str) -> bool:
+    """Print the help if a command line asks for it, and refuse wrong flags.
+
+    Importing torch takes seconds, so it comes later, when there is something to train.
+    """
+    if command not in SUMMARIES:
+        raise unknown("command", command, SUMMARIES)
+    from neumann.lab.commands.flag_check import check_words
+    from neumann.lab.commands.flag_help import print_help
+    from neumann.lab.commands.flags import CONFIG, HELP
+
+    if {*HELP.names}.isdisjoint(words):
+        check_words(command, words)
+        return False
+    if any(word.partition("=")[0] in CONFIG.names for word in words):
+        return False  # the file changes the defaults that the help shows
+    print_help(command)
+    return True
 
 
 def _fail(message: str, code: int = USAGE) -> int:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from neumann.lab.metrics import Metric
+from neumann.lab.report.arm_names import shorten_names
 from neumann.lab.studies.results import FinishedRun
 from neumann.lab.studies.spectrum_measurement import ProductObserver
 from neumann.lab.studies.workers import RunKey, Runs, StudyObserver
@@ -23,6 +24,7 @@ from neumann.lab.training.lines import Observer
 
 LOG_SECONDS = 30.0  # between two lines about an unfinished run
 NARROW = 100  # columns, below which the text of a study leaves room for its bar
+SUMMARIZING = "reading the results"  # after the last run; importing SciPy takes seconds
 
 
 def _open_bar(console: Console, before: str, *after: str) -> Progress:
@@ -40,6 +42,14 @@ def _log(text: str) -> None:
     # The run goes on even if nobody reads its log any more.
     with suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def show_activity(text: str) -> Iterator[None]:
+    """Say in a terminal what is done meanwhile, for work that takes seconds."""
+    console = Console(stderr=True)
+    with console.status(text) if console.is_terminal else nullcontext():
+        yield
 
 
 # ---------------------------------------------------------------------- one training
@@ -72,8 +82,9 @@ def open_training_bar(learner: Learner, console: Console) -> Iterator[Observer]:
                 return
             fields["epoch"] = f"{line['epoch']:.1f}/{epochs}"
             fields["rate"] = rate.update(line["step"])
-            fields["loss"] = f"{line['train_loss']:.3f}"
-            if "accuracy" in line:  # the line of an evaluated epoch
+            if "train_loss" in line:
+                fields["loss"] = f"{line['train_loss']:.3f}"
+            if "accuracy" in line:  # the line of an evaluation
                 fields["score"] = _format_score(metric, line[metric.key])
             bar.update(task, completed=line["step"], **fields)
 
@@ -81,18 +92,23 @@ def open_training_bar(learner: Learner, console: Console) -> Iterator[Observer]:
 
 
 def _log_training(learner: Learner) -> Observer:
-    """Log a line for each epoch."""
+    """Log a line for each epoch and evaluation, and every half minute in between."""
     rate, metric = _StepRate(learner.step), learner.config.metric
+    logged = time.monotonic()
 
     def observe(line: dict[str, Any]) -> None:
-        if line["kind"] != "epoch":
+        nonlocal logged
+        now, usual = time.monotonic(), line["kind"] in ("epoch", "evaluation")
+        if line["kind"] == "spectrum" or (not usual and now - logged < LOG_SECONDS):
             return
-        place = f"epoch {line['epoch']}/{learner.config.epochs}"
-        score = ""
+        logged = now
+        epoch = line["epoch"] if line["kind"] == "epoch" else f"{line['epoch']:.2f}"
+        parts = [f"epoch {epoch}/{learner.config.epochs}"]
+        if "train_loss" in line:
+            parts.append(f"train loss {line['train_loss']:.4f}")
         if "accuracy" in line:
-            score = f"  {metric.short} {_format_score(metric, line[metric.key])}"
-        loss, speed = line["train_loss"], rate.update(line["step"])
-        _log(f"{place}  train loss {loss:.4f}{score}  {speed}")
+            parts.append(f"{metric.short} {_format_score(metric, line[metric.key])}")
+        _log("  ".join([*parts, rate.update(line["step"])]))
 
     return observe
 
@@ -127,10 +143,14 @@ def show_study(title: str = "") -> Iterator[StudyObserver]:
 
 
 class _PlannedRuns(StudyObserver):
-    """Knows how long each run is, and what it is scored by."""
+    """Knows how long each run is, what it is scored by, and the short name of its arm."""
 
     def on_plan(self, runs: Runs) -> None:
         self._runs = runs
+        self._names = shorten_names([arm for arm, _ in runs])
+
+    def _name(self, arm: str, seed: int, space: str = " ") -> str:
+        return f"{self._names[arm]}{space}seed {seed}"
 
     def _describe_place(self, key: RunKey, line: dict[str, Any]) -> str:
         """Where a run is, and its training loss if the line names it."""
@@ -143,7 +163,7 @@ class _StudyBar(_PlannedRuns):
     """One bar for all runs; an unfinished run counts for the part that is done."""
 
     def __init__(self, bar: Progress, prefix: str) -> None:
-        self._bar, self._ended = bar, 0
+        self._bar, self._ended, self._total = bar, 0, 0
         # Until the first line of a run: worker processes take seconds to import torch.
         self._task = bar.add_task("starting", total=None, ended=0, all="–", prefix=prefix)
         self._widest = 0  # description; if it changed its width, so would the bar
@@ -151,8 +171,10 @@ class _StudyBar(_PlannedRuns):
         self._scores: dict[RunKey, str] = {}
 
     def on_start(self, finished: int, total: int) -> None:
-        self._ended = finished
+        self._ended, self._total = finished, total
         self._update(total=total, all=total)
+        if finished == total:
+            self._describe(SUMMARIZING)
 
     def on_line(self, arm: str, seed: int, line: dict[str, Any]) -> None:
         key = arm, seed
@@ -162,12 +184,14 @@ class _StudyBar(_PlannedRuns):
             self._scores[key] = f" {_format_score(run.metric, line[run.metric.key])}"
         score, narrow = self._scores.get(key, ""), self._bar.console.width < NARROW
         place = self._describe_place(key, {**line, "train_loss": None} if narrow else line)
-        self._describe(f"{arm} seed {seed}{'' if narrow and score else f' {place}'}{score}")
+        shown = "" if narrow and score else f" {place}"
+        self._describe(f"{self._name(arm, seed)}{shown}{score}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
         self._unfinished.pop((arm, seed), None)
-        self._describe(f"{arm} seed {seed} {_format_result(result)}")
+        result_text = f"{self._name(arm, seed)} {_format_result(result)}"
+        self._describe(SUMMARIZING if self._ended == self._total else result_text)
 
     def _describe(self, text: str) -> None:
         self._widest = max(self._widest, len(text))
@@ -196,12 +220,13 @@ class StudyLog(_PlannedRuns):
             return
         self._logged[arm, seed] = now
         count = f"{self._prefix}{self._ended}/{self._total}"
-        _log(f"{count}  {arm}  seed {seed}  {self._describe_place((arm, seed), line)}")
+        place = self._describe_place((arm, seed), line)
+        _log(f"{count}  {self._name(arm, seed, '  ')}  {place}")
 
     def on_finish(self, arm: str, seed: int, result: FinishedRun) -> None:
         self._ended += 1
         count = f"{self._prefix}{self._ended}/{self._total}"
-        _log(f"{count}  {arm}  seed {seed}  {_format_result(result)}")
+        _log(f"{count}  {self._name(arm, seed, '  ')}  {_format_result(result)}")
 
 
 def _format_result(result: FinishedRun) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from neumann.extras import describe_install
+from neumann.lab.commands.progress import show_activity
 from neumann.lab.errors import UsageError
 
 
@@ -43,4 +44,5 @@ def _write(folder: Path) -> Path:
         raise UsageError(
             f"a report needs the extra `lab` ({error}): {describe_install('lab')}"
         ) from error
-    return write_report(folder)
+    with show_activity("drawing the report"):
+        return write_report(folder)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from neumann.lab.commands.progress import show_products
-from neumann.lab.commands.tables import make_table, print_table
+from neumann.lab.commands.terminal import make_table, print_table
 from neumann.lab.report.curvature_plots import MATRICES
 from neumann.lab.studies.settings import SpectrumConfig
 from neumann.lab.studies.spectrum_measurement import measure_spectrum

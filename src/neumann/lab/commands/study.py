@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.text import Text
 
+from neumann.lab.commands.arm_legend import name_rows
 from neumann.lab.commands.progress import show_study
 from neumann.lab.commands.report import print_report
-from neumann.lab.commands.tables import (
-    list_search_notes,
-    make_table,
-    print_comparison,
-    print_table,
-    tabulate_search,
-)
+from neumann.lab.commands.tables import print_comparison, print_search
+from neumann.lab.commands.terminal import make_table, print_table
 from neumann.lab.config import check_at_least
 from neumann.lab.config_files import list_code
 from neumann.lab.errors import UsageError
+from neumann.lab.report.arm_names import shorten_names
 from neumann.lab.studies.comparison import Budget, OutOfTime, Session
 from neumann.lab.studies.engine import PlannedRun, Study
 from neumann.lab.studies.results import Comparison
-from neumann.lab.studies.study_files import describe_part
+from neumann.lab.studies.study_files import FINAL, describe_part, get_part_folder
 from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import Team
 from neumann.lab.training.processes import Process, count_processes, join_processes
@@ -72,28 +70,28 @@ def run(config: StudyConfig) -> None:
         print_runs(study.list_runs())
         return
     if count_processes() == 1:
-        _start(study, search_only=config.search_only)
+        _start(study, config)
         return
     if config.jobs > 1:
         raise UsageError("torchrun's processes train one run together, so --jobs must be 1")
     with join_processes() as process:
-        _start_together(study, process, search_only=config.search_only)
+        _start_together(study, config, process)
 
 
-def _start(study: Study, team: Team | None = None, *, search_only: bool) -> None:
+def _start(study: Study, config: StudyConfig, team: Team | None = None) -> None:
     study.check()
     study.write()
-    run_and_print(study, team, search_only=search_only)
+    run_and_print(study, team, search_only=config.search_only, file=config.file)
 
 
-def _start_together(study: Study, process: Process, *, search_only: bool) -> None:
+def _start_together(study: Study, config: StudyConfig, process: Process) -> None:
     """A separate function, so that what was trained is freed before the process group ends."""
     team = Team(process)
     if not process.is_leader:
         team.follow()
         return
     try:
-        _start(study, team, search_only=search_only)
+        _start(study, config, team)
     finally:
         team.dismiss()
 
@@ -103,15 +101,16 @@ def run_and_print(
     team: Team | None = None,
     print_comparison: Callable[[Comparison], None] = print_comparison,
     search_only: bool = False,
+    file: Path | None = None,
 ) -> None:
-    """Train what is not finished, and print the results."""
+    """Train what is not finished, and print the results. `file` is what the study was read from."""
     budget = Budget(study.seconds)
     try:
         with show_study("search" if study.sweeps else "") as observer:
             found = study.search(Session(observer, budget, team))
         for folder, chosen in found.items():
             _print_place(folder, study)
-            print_table(tabulate_search(chosen), [*list_search_notes(chosen), ""])
+            print_search(chosen, file)
         if search_only:
             print_report(study.folder)
             return
@@ -121,9 +120,10 @@ def run_and_print(
         print_report(study.folder)
         print(f"neumann: {stop}", file=sys.stderr)
         return
+    searches = {get_part_folder(folder, FINAL): chosen for folder, chosen in found.items()}
     for comparison in comparisons:
         _print_place(comparison.folder, study)
-        print_comparison(comparison)
+        print_comparison(name_rows(comparison, searches.get(comparison.folder, ())))
     print_report(study.folder)
 
 
@@ -134,10 +134,11 @@ def _print_place(folder: Path, study: Study) -> None:
 
 def print_runs(runs: Sequence[PlannedRun]) -> None:
     table = make_table("stage", "arm", "seed", "lr", "epochs", "batch", "state", left=2)
+    names = shorten_names([run.arm for run in runs])
     for run in runs:
         lr = f"{run.config.lr:g}" if run.lr_is_known else "to be chosen"
         cells = (run.seed, lr, run.config.epochs, run.config.batch_size, run.state)
-        table.add_row(run.stage, run.arm, *map(str, cells))
+        table.add_row(*map(Text, (run.stage, names[run.arm], *map(str, cells))))
     states = Counter(run.state for run in runs)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     print_table(table, [f"{len(runs)} runs: {counts}"])

@@ -22,6 +22,6 @@ def format_help() -> str:
         "usage: neumann COMMAND [FLAGS]\n\n"
         "Train networks with Neumann and other optimizers, and compare them.\n\n"
         f"{commands}\n\n"
-        "neumann COMMAND --help lists the flags of a command.\n"
+        "neumann help COMMAND, or neumann COMMAND --help, lists the flags of a command.\n"
         "neumann --version prints the version."
     )

@@ -170,7 +170,7 @@ RECIPES = {
         2e-3,
         package="schedulefree",
         rates=True,
-        about="AdamW that averages in place of a schedule",
+        about="AdamW with averages; use sched=constant",
     ),
     "idealized": Recipe(
         "neumann",

@@ -11,13 +11,14 @@ from torch.optim import AdamW, Optimizer
 
 from neumann.lab.optimizers.joined_optimizer import JoinedOptimizer
 from neumann.optim.roles import HIDDEN
-from neumann.validation import is_number, require
+from neumann.validation import is_count, is_number, require, require_positive
 
 Groups = list[dict[str, Any]]
 Constructor = Callable[..., Optimizer]
 REST_BETAS = "rest_betas"
 USUAL_BETAS = (0.9, 0.95)
 BY_NORM = "norm"
+MOST_STEPS = 99  # of Newton–Schulz, that torch takes
 
 
 def join_muon(
@@ -28,6 +29,8 @@ def join_muon(
     `adjust_lr_fn` is torch's, or "norm": all steps change the outputs of a layer by the same
     amount, whatever its shape.
     """
+    _check_choice("adjust_lr_fn", adjust_lr_fn, (None, "original", "match_rms_adamw", BY_NORM))
+    _check_orthogonalization(**options)
     if adjust_lr_fn == BY_NORM:
         groups = [part for group in groups for part in _scale_by_norm(group)]
         adjust_lr_fn = "original"
@@ -64,6 +67,8 @@ def build_normuon(
     `update_scale` is the package's, or "norm", as `adjust_lr_fn` of `join_muon`.
     """
     check_betas(REST_BETAS, rest_betas, USUAL_BETAS)
+    _check_choice("update_scale", update_scale, ("preserve_norm", "match_rms", BY_NORM))
+    _check_orthogonalization(**options)
     if update_scale == BY_NORM:
         groups = [part for group in groups for part in _scale_by_norm(group)]
         update_scale = "preserve_norm"
@@ -90,6 +95,21 @@ def check_betas(name: str, betas: Any, usual: tuple[float, ...]) -> None:
     count = {2: "two", 3: "three"}.get(len(usual), len(usual))
     example = ",".join(map(str, usual))
     require(good, name, betas, f"{count} numbers in [0, 1), as in {name}=({example})")
+
+
+def _check_choice(name: str, chosen: Any, choices: tuple[str | None, ...]) -> None:
+    listed = " or ".join("none" if each is None else each for each in choices)
+    require(chosen in choices, name, chosen, listed)
+
+
+def _check_orthogonalization(
+    *, momentum: Any = 0.0, ns_steps: Any = 1, eps: Any = 1.0, **others: Any
+) -> None:
+    """Refuse what torch takes at first, and would stop at, or be wrong with, in a step."""
+    require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "a number in [0, 1)")
+    count = is_count(ns_steps) and 1 <= ns_steps <= MOST_STEPS
+    require(count, "ns_steps", ns_steps, f"an integer from 1 to {MOST_STEPS}")
+    require_positive("eps", eps)
 
 
 def _scale_by_norm(group: dict[str, Any]) -> Groups:

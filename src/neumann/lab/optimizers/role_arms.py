@@ -2,7 +2,7 @@
 
 `hidden`, `embedding`, `output` and `vector` multiply the learning rate of a role, `output_p` names
 the P of the output layer (spectral or diagonal), `before` is the momentum before P, and
-`slow_momentum` the share of slow momentum in it.
+`slow_momentum` the share of slow momentum in it. `rest_lr`, which other arms have, is refused.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from typing import Any, cast
 
 from torch import nn
 
+from neumann.lab.optimizers.role_rates import REST_LR
 from neumann.optim.groups import ParamGroups, RoleOptions, default_options, param_groups
 from neumann.optim.recipe import add_slow_momentum
-from neumann.optim.roles import OUTPUT, ROLES, VECTOR
+from neumann.optim.roles import EMBEDDING, OUTPUT, ROLES, VECTOR
 from neumann.validation import is_number, require, require_positive
 
 BEFORE = "before"
 OUTPUT_P = "output_p"
 SLOW = "slow_momentum"
-ROLE_OPTIONS = (*ROLES, OUTPUT_P, BEFORE, SLOW)
+ROLE_OPTIONS = (*ROLES, OUTPUT_P, BEFORE, SLOW, REST_LR)  # the last for its error alone
 
 
 def group_by_role(
@@ -33,6 +34,9 @@ def group_by_role(
 
     `steps` is the length of the run, which slow momentum depends on.
     """
+    if REST_LR in options:
+        instead = f"{EMBEDDING}, {OUTPUT} and {VECTOR}, as in {OUTPUT}=2"
+        raise ValueError(f"it has no {REST_LR}, but multiples of lr for roles: {instead}")
     chosen: dict[str, RoleOptions] = {}
     for role, usual in default_options(model).items():
         given = replace(usual, decay=True) if role == VECTOR and decay_norms else usual

@@ -34,7 +34,7 @@ CAPTIONS = {
     "smallest": "Below zero, the loss curves downwards in some direction.",
     "lr": "The two compare directly for SGD and Neumann; Adam and its relatives rescale the "
     "gradient.",
-    "momentum": "The μ at which the paper’s B̂ just stops being indefinite.",
+    "momentum": "The μ at which the paper's B̂ just stops being indefinite.",
 }
 
 
@@ -176,7 +176,7 @@ def plot_density(record: dict[str, Any]) -> Plot:
     ends = [extremes[name]["value"] for name in ("smallest", "largest")]
     return Plot(
         "density",
-        f"Density of the {matrix}’s eigenvalues",
+        f"Density of the {matrix}'s eigenvalues",
         "share of eigenvalues per unit of λ",
         (Curve(label, 0, "mean", tuple(density["points"]), y, low, high),),
         x_label="eigenvalue λ;  ○  λ min and λ max",

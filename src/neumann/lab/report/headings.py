@@ -41,10 +41,10 @@ def _join(kind: str, study: Study | None, axes: Container[str] = (), *more: str)
 def compose_title(study: Study) -> str:
     if study.title:
         return study.title
-    names = [arm.arm for arm in study.sensitivities] if study.search else []
-    title = name_arms(names or [arm.name for arm in study.arms])
-    if study.search is not None:
-        title = f"Learning rates of {title}"
+    if study.search is None:
+        title = name_arms([arm.name for arm in study.arms])
+    else:
+        title = f"Learning rates of {name_arms(study.search.arms)}"
     data = study.settings.get("data")
     return f"{title} on {format_setting(data)}" if data else title
 
@@ -61,9 +61,9 @@ def name_arms(names: Sequence[str]) -> str:
 
 def compose_subtitle(study: Study) -> list[str]:
     """Return a line about the settings and, if a run has started, one about its environment."""
-    known = study.settings
+    known = _select_shared(study)
     parts = [
-        format_count(known["epochs"], "epoch") if isinstance(known.get("epochs"), int) else "",
+        _describe_length(study, known),
         f"batch {known['batch_size']}" if known.get("batch_size") else "",
         f"{known['sched']} schedule" if known.get("sched") else "",
     ]
@@ -76,6 +76,26 @@ def compose_subtitle(study: Study) -> list[str]:
     parts.append(describe_held_out(known) if known.get("held_out") else "")
     environments = [_describe_environment(run) for arm in study.arms for run in arm.runs]
     return [" · ".join(filter(None, parts)), *environments[:1]]
+
+
+def _select_shared(study: Study) -> dict[str, Any]:
+    """Return the settings that all runs have: an arm may have its own epochs or batch size."""
+    configs = [run.config for arm in study.arms for run in arm.runs]
+    return {
+        key: value
+        for key, value in study.settings.items()
+        if all(config.get(key) == value for config in configs)
+    }
+
+
+def _describe_length(study: Study, known: Mapping[str, Any]) -> str:
+    """Give the epochs and, if all finished runs took the same number, the steps."""
+    if not isinstance(known.get("epochs"), int):
+        return ""
+    taken = [(run.summary or {}).get("steps") for arm in study.arms for run in arm.runs]
+    steps = {count for count in taken if isinstance(count, int)}
+    epochs = format_count(known["epochs"], "epoch")
+    return f"{epochs} ({format_count(steps.pop(), 'step')})" if len(steps) == 1 else epochs
 
 
 def describe_held_out(known: Mapping[str, Any]) -> str:

@@ -197,7 +197,11 @@ def _gather(study: Study) -> dict[str, Any]:
         "results_note": _explain_comparison(comparisons) if comparisons else "",
         "seeds": result_tables.tabulate_seeds(comparison) if comparison else None,
         "sensitivity": sensitivity
-        and Figures({None: [sensitivity]}, [(a.arm, a.index) for a in study.sensitivities]),
+        and Figures(
+            {None: [sensitivity]},
+            [(arm.arm, arm.index) for arm in study.sensitivities],
+            _explain_missing_rates(study),
+        ),
         "trials": result_tables.tabulate_trials(study.sensitivities, study.metric),
         "axes": axes,
         "score": _collect(study, _sort(scores, axes), _explain_curves(study, scores)),
@@ -231,7 +235,7 @@ def _sort(
 def _explain_comparison(comparisons: Sequence[Comparison]) -> str:
     """Say how to read the numbers of a comparison, given once for each reference."""
     comparison = comparisons[0]
-    sentences = ["Intervals are 95 % confidence intervals of the means, by Student’s t."]
+    sentences = ["Intervals are 95 % confidence intervals of the means, by Student's t."]
     if len(comparison.rows) > 1:
         sentences.append(
             "Differences are paired by seed, which gives both arms the same initial weights and "
@@ -249,6 +253,11 @@ def _order_axes(plots: Mapping[Axis, Sequence[Plot]]) -> list[Axis]:
     ends = [x for plot in plots["steps"] for curve in plot.curves for x in curve.x[-1:]]
     first: Axis = "steps" if ends and max(ends) <= FEW_STEPS else "epochs"
     return sorted((axis for axis in plots if plots[axis]), key=lambda axis: axis != first)
+
+
+def _explain_missing_rates(study: Study) -> str:
+    sources = [] if study.search is None else study.search.describe_sources()
+    return f"No curve: {'; '.join(sources)}." if sources else ""
 
 
 def _explain_curves(study: Study, plots: Mapping[Axis, Sequence[Plot]]) -> str:

@@ -208,7 +208,7 @@ def explain_marks(plots: Sequence[Plot]) -> str:
     marks = max((plot.phases for plot in plots), key=len, default=())
     meaning = ""
     if len(marks) > 1:
-        meaning = "At the bottom, in the arm’s color: a bar for its warm-up, | for a reset."
+        meaning = "At the bottom, in the arm's color: a bar for its warm-up, | for a reset."
     elif marks and (marks[0].warmup > 0 or marks[0].resets):
         arms, owner = format_list(marks[0].labels), "its" if len(marks[0].labels) == 1 else "their"
         meaning = f"Shaded: the warm-up of {arms}; dotted: {owner} resets."

@@ -154,7 +154,10 @@ def _describe_difference(point: PointResult, reference: str, arm: str) -> Cell:
 def _describe_lr(point: PointResult, arm: str) -> Cell:
     search = None if point.study is None else point.study.search
     lr = (search.winners or {}).get(arm) if search else None
-    return Cell(NONE if lr is None else f"{lr:g}")
+    if search is None or lr is None:
+        return Cell(NONE)
+    source = search.sources.get(arm)
+    return Cell(f"{lr:g}", f"the rate of {source}" if source else "")
 
 
 def plot_points(overview: Overview) -> list[Plot]:

@@ -15,6 +15,7 @@ from neumann.lab.studies.results import ArmResult, Comparison, FinishedRun
 from neumann.lab.studies.statistics import mean_interval
 
 PER_RUN = ("seed",)  # settings that differ between the runs of an arm on purpose
+NOT_SET = "not set"  # an option that an arm leaves to its optimizer, or that it does not have
 MAX_NAME = 24  # characters of an arm's name in a column title
 RUN_ROWS = (  # heading with the loss's unit, key in the summary, format; after the score
     ("accuracy with BatchNorm recalibrated, %", "accuracy_recalibrated", ".2f"),
@@ -210,14 +211,11 @@ def tabulate_settings(study: Study) -> Settings:
     several = len(configs) > 1
     shared = _merge([run.settings for run in runs] or [study.settings])
     shared = {key: value for key, value in shared.items() if key not in differing}
-    commands = _tabulate_commands(study.commands)
-    if commands is not None:  # it says the same
-        differing = [key for key in differing if key != "opt"]
     environments = [flatten(run.environment) for run in runs]
     mixed = _differing_keys(environments)
     which = f"{formatting.format_list(mixed)} {'differs' if len(mixed) == 1 else 'differ'}"
     return Settings(
-        commands,
+        _tabulate_commands(study.commands),
         _tabulate_differences(configs, differing) if several and differing else None,
         _tabulate_pairs("Settings that all arms share" if several else "Settings", shared),
         _tabulate_pairs("Environment", _merge(environments)) if environments else None,
@@ -237,8 +235,8 @@ def _tabulate_differences(configs: Mapping[str, Mapping[str, str]], keys: Sequen
     first = next(iter(configs.values()))
 
     def cell(config: Mapping[str, str], key: str) -> Cell:
-        value = config.get(key, NONE)
-        return Cell(value, style="" if value == first.get(key, NONE) else "different")
+        value = config.get(key, NOT_SET)
+        return Cell(value, style="" if value == first.get(key, NOT_SET) else "different")
 
     rows = [[Cell(name), *(cell(config, key) for key in keys)] for name, config in configs.items()]
     return Table("Where the arms differ", _cells("arm", *keys), rows, len(keys) + 1)

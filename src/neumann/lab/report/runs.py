@@ -51,13 +51,17 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config, with the weight decay that the optimizer's options name, if they do."""
+        """The config, with each option of the optimizer as a setting of its own.
+
+        The config knows best which learning rate was used; an option comes before other settings of
+        its name, such as the weight decay.
+        """
         try:
-            options = dict(Contender.parse(str(self.config.get("opt", ""))).arm.options)
+            arm = Contender.parse(str(self.config.get("opt", ""))).arm
         except (UsageError, TypeError, ValueError):  # not an arm this version knows
             return self.config
-        named = {key: options[key] for key in ("weight_decay",) if key in options}
-        return {**self.config, **named}
+        own = {"opt": arm.name, **dict(arm.options), "lr": self.config.get("lr")}
+        return own | {key: value for key, value in self.config.items() if key not in own}
 
     @property
     def last_step(self) -> int:
@@ -73,11 +77,12 @@ class Run:
         return None
 
     def series(self, kind: str, name: str) -> Series:
-        """Return one number from every line of a kind."""
+        """Return one number from every line of a kind; "epoch" includes evaluations inside it."""
+        kinds = (kind, "evaluation") if kind == "epoch" else (kind,)
         return {
             step_of(line): to_number(line[name])
             for line in self.lines
-            if line.get("kind") == kind and line.get(name) is not None
+            if line.get("kind") in kinds and line.get(name) is not None
         }
 
     def spectra(self, batch: str) -> dict[int, Mapping[str, float]]:

@@ -20,6 +20,7 @@ from neumann.lab.contenders import Contender
 from neumann.lab.errors import UsageError
 from neumann.lab.metrics import ACCURACY, Metric, choose_metric
 from neumann.lab.report.arm_names import shorten_names
+from neumann.lab.report.formatting import format_list
 from neumann.lab.report.runs import ArmRuns, finite_values, is_run, read_run, to_number
 from neumann.lab.storage.reading import CONFIG, RESTORE, RecordsError
 from neumann.lab.studies import study_files
@@ -90,7 +91,19 @@ class Search:
     runs: int  # planned for the search
     final_missing: int  # runs of the final comparison that have not finished
     final_runs: int  # planned for it
+    arms: tuple[str, ...] = ()  # all of them, whether a learning rate is searched for them or not
+    sources: Mapping[str, str] = field(default_factory=dict)  # whose rate an unsearched arm takes
     warmups: tuple[str, ...] = ()  # sentences about arms that never left their warm-up
+
+    def describe_sources(self) -> list[str]:
+        """Say which arms take the learning rate of another."""
+        takers: dict[str, list[str]] = {}
+        for arm, source in self.sources.items():
+            takers.setdefault(source, []).append(arm)
+        return [
+            f"{format_list(arms)} {'takes' if len(arms) == 1 else 'take'} the rate of {source}"
+            for source, arms in takers.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,7 @@ def _read_records(folder: Path) -> Study:
     if (folder / SWEEP).is_file():
         return _read_sweep(folder, name)
     if is_comparison(folder):
-        read, settings = _read_comparison(folder)
+        read, settings = _read_comparison(folder, name)
         without_lr = shorten_names([_without_lr(row.text) for row in read.rows])
         sensitivities = _collect_sensitivities(read, settings.get("lr"), without_lr)
         comparison = _rename(read, shorten_names([row.text for row in read.rows]))
@@ -169,10 +182,16 @@ def _read_sweep(folder: Path, name: str) -> Study:
     runs = content.get("search_seeds", 0) * sum(len(rates) for rates in grid.values())
     final_runs = content.get("seeds", 0) * len(grid if chosen is None else chosen)
     winners = None if chosen is None else {names[arm]: lr for arm, lr in chosen.items()}
-    search = Search(winners, runs, runs, final_runs, final_runs)
+    everyone = tuple(names[arm] for arm in order)
+    sources = {
+        names[_without_lr(arm)]: names[source]
+        for arm, rates in grid.items()
+        if not rates and (source := _find_source(arm)) in names
+    }
+    search = Search(winners, runs, runs, final_runs, final_runs, everyone, sources)
     study = Study(name, (), None, {}, (), search)
     if _has_begun(part := study_files.get_part_folder(folder, SEARCH)):
-        searched, settings = _read_comparison(part)
+        searched, settings = _read_comparison(part, f"{name}/{SEARCH}")
         found = _collect_sensitivities(searched, settings.get("lr"), names, winners, min_rates=1)
         places = {names[arm]: index for arm, index in order.items()}
         sensitivities = tuple(replace(each, index=places.get(each.arm, 0)) for each in found)
@@ -186,7 +205,7 @@ def _read_sweep(folder: Path, name: str) -> Study:
         search = replace(search, runs=runs, missing=missing, warmups=warmups)
         study = replace(study, settings=settings, sensitivities=sensitivities, search=search)
     if _has_begun(part := study_files.get_part_folder(folder, FINAL)):
-        read, settings = _read_comparison(part)
+        read, settings = _read_comparison(part, f"{name}/{FINAL}")
         final = _rename(
             read, {row.text: names.get(_without_lr(row.text), row.arm) for row in read.rows}
         )
@@ -211,10 +230,13 @@ def _has_begun(part: Path) -> bool:
     return False
 
 
-def _read_comparison(folder: Path) -> tuple[Comparison, dict[str, Any]]:
-    """Read a comparison and the settings that its runs share."""
+def _read_comparison(folder: Path, name: str) -> tuple[Comparison, dict[str, Any]]:
+    """Read a comparison and the settings that its runs share.
+
+    Its folder becomes a name: a page goes to other people, whose machines do not have the path.
+    """
     settings = study_files.read_comparison_file(folder).get("settings", {})
-    return read_comparison(folder), settings
+    return replace(read_comparison(folder), folder=Path(name)), settings
 
 
 def _rename(comparison: Comparison, names: Mapping[str, str]) -> Comparison:
@@ -274,6 +296,14 @@ def _collect_sensitivities(
             best = (chosen or {}).get(name)
             found.append(Sensitivity(name, indices[name], ascending, best, comparison.metric))
     return tuple(found)
+
+
+def _find_source(text: str) -> str:
+    """Return what an arm names instead of a learning rate, which may be another arm."""
+    try:
+        return str(dict(Contender.parse(text).arm.options).get("lr", ""))
+    except UsageError:  # not an arm this version knows
+        return ""
 
 
 def _without_lr(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from neumann.lab.metrics import ACCURACY, Quantity
-from neumann.lab.report.formatting import format_short, join_sentences
+from neumann.lab.report.formatting import format_list, format_short, join_sentences
 from neumann.lab.report.plot import Axis, Curve, Plot, Point, annotate, average_runs, make_curves
 from neumann.lab.report.runs import Reader, Run, Series, finite_values, to_number
 from neumann.lab.report.study_records import Sensitivity, Study
@@ -23,9 +23,10 @@ def plot_score(study: Study, axis: Axis) -> Plot | None:
     plot = _plot_evaluations(study, axis, metric)
     if not plot.curves:
         return None
-    plot = _focus_on_the_end(plot) if metric.higher_is_better else _use_log_axis(plot)
     target = "" if study.target is None else metric.format_target(study.target)
-    return annotate(replace(plot, target=study.target, target_label=target), study.arms, axis)
+    plot = replace(plot, target=study.target, target_label=target)
+    plot = _focus_on_the_end(plot) if metric.higher_is_better else _use_log_axis(plot)
+    return annotate(plot, study.arms, axis)
 
 
 def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
@@ -39,7 +40,7 @@ def plot_metrics(study: Study, axis: Axis) -> list[Plot]:
     plots = [
         *(_use_log_axis(_plot_evaluations(study, axis, each)) for each in metric.plotted),
         replace(_use_log_axis(train_loss), caption=note),
-        _separate_rates(rate),
+        _name_equal_curves(_separate_rates(rate)),
     ]
     return [annotate(plot, study.arms, axis) for plot in plots if plot.curves]
 
@@ -187,13 +188,30 @@ def _keep_positive(curves: Sequence[Curve]) -> tuple[Curve, ...]:
 
 
 def _focus_on_the_end(plot: Plot) -> Plot:
-    """Start the accuracy axis where the last three quarters of the runs can be read."""
+    """Start the accuracy axis where the last three quarters of the runs can be read.
+
+    An arm that rises late would squeeze the ends of all others into one line. So of several arms, a
+    quarter of these values may be cut off, but never where an arm ends.
+    """
     healthy = [curve for curve in plot.curves if curve.part != "diverged"]
-    end = max((x for curve in healthy for x in finite_values(curve.x)), default=0.0)
-    lows = [pair for curve in healthy for pair in zip(curve.x, curve.low, strict=True)]
-    late = finite_values(low for x, low in lows if x > 0.25 * end)
-    bottom, note = _choose_bottom(finite_values(low for _, low in lows), late)
+    lows = [finite_values(curve.low) for curve in healthy]
+    values = [low for of_curve in lows for low in of_curve]
+    late = sorted(low for curve in healthy for low in _list_late(curve))
+    if late and len({curve.label for curve in healthy}) > 1:
+        ends = [of_curve[-1] for of_curve in lows if of_curve]
+        floor = min(late[len(late) // 4], *ends)
+        late = [low for low in late if low >= floor]
+    if late and plot.target is not None and plot.target >= 2 * late[0] - max(values):
+        late.append(plot.target)  # it is near, as drawing.py has it
+    bottom, note = _choose_bottom(values, late)
     return replace(plot, bottom=bottom, caption=join_sentences(plot.caption, note))
+
+
+def _list_late(curve: Curve) -> list[float]:
+    """List the lower edge of a curve in the last three quarters of its length."""
+    end = max(finite_values(curve.x), default=0.0)
+    edge = zip(curve.x, curve.low, strict=True)
+    return finite_values(low for x, low in edge if x > 0.25 * end)
 
 
 def _focus_on_the_best(sensitivities: Sequence[Sensitivity]) -> tuple[float | None, str]:
@@ -219,9 +237,25 @@ def _separate_rates(plot: Plot) -> Plot:
     if len(peaks) < 2 or max(peaks) <= 5 * min(peaks):
         return plot
     bottom = 10.0 ** math.floor(math.log10(min(peaks) / 20))
-    below = any(value < bottom for curve in plot.curves for value in finite_values(curve.y))
-    note = f"Values below {format_short(bottom)} are not shown." if below else ""
+    if all(value >= bottom for curve in plot.curves for value in finite_values(curve.y)):
+        return replace(plot, log_y=True)
+    note = f"Values below {format_short(bottom)} are not shown."
     return replace(plot, log_y=True, bottom=bottom, caption=note)
+
+
+def _name_equal_curves(plot: Plot) -> Plot:
+    """Say which arms have the same curve, as the last of them hides the others."""
+    sharing: dict[tuple[tuple[float, ...], ...], list[str]] = {}
+    for curve in plot.curves:
+        if curve.part != "diverged":
+            sharing.setdefault((curve.x, curve.y), []).append(curve.label)
+    drawn = {curve.label for curve in plot.curves}
+    notes = [
+        f"{'All arms' if len(arms) == len(drawn) > 2 else format_list(arms)} have the same curve."
+        for arms in sharing.values()
+        if len(arms) > 1
+    ]
+    return replace(plot, caption=join_sentences(plot.caption, *notes))
 
 
 def _choose_bottom(values: Sequence[float], wanted: Sequence[float]) -> tuple[float | None, str]:

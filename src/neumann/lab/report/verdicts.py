@@ -4,7 +4,9 @@ A sentence never hides what is missing: unfinished runs are counted before anyth
 about the others, and a divergence is called one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from neumann.lab.metrics import choose_metric
 from neumann.lab.report import formatting
@@ -13,6 +15,7 @@ from neumann.lab.report.runs import ArmRuns, to_number
 from neumann.lab.report.study_records import Search, Study
 from neumann.lab.studies.results import Comparison, find_long_warmup
 from neumann.lab.studies.wording import describe_warmup_of_arm
+from neumann.lab.training.records import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,7 @@ def state_verdict(study: Study) -> Verdict:
     warnings: list[str] = []
     if search is not None:
         if search.winners:
-            chosen = format_list([f"{lr:g} for {arm}" for arm, lr in search.winners.items()])
-            findings.append(f"Learning rates chosen on held-out data: {chosen}.")
+            findings.append(_describe_choice(search, search.winners))
         warnings += _describe_progress(search)
         warnings += [f"{text} in the search." for text in search.warmups]
     elif comparison is not None and comparison.missing:
@@ -66,7 +68,9 @@ def _judge_run(arm: ArmRuns) -> Verdict:
     diverged, summary = run.diverged, run.summary
     if diverged is not None:
         kept = diverged.get("checkpoint")
-        where = f"The last good checkpoint is {kept}." if kept else "There is no checkpoint."
+        # The name alone: a page goes to other people, whose machines do not have the path.
+        name = f"{CHECKPOINTS}/{Path(str(kept)).name}"
+        where = f"The last good checkpoint is {name}." if kept else "There is no checkpoint."
         step, lr = diverged.get("step"), to_number(diverged.get("lr"))
         failure = f"Diverged: the loss was not finite in step {step} at lr {lr:g}. {where}"
         return Verdict((), (failure,))
@@ -96,6 +100,12 @@ def _judge_run(arm: ArmRuns) -> Verdict:
     warmup = find_long_warmup(run.lines)
     warnings = () if warmup is None else (_to_sentence(describe_warmup_of_arm(arm.name, warmup)),)
     return Verdict(tuple(findings), warnings)
+
+
+def _describe_choice(search: Search, winners: Mapping[str, float]) -> str:
+    searched = [f"{lr:g} for {arm}" for arm, lr in winners.items() if arm not in search.sources]
+    chosen = f"Learning rates chosen on held-out data: {format_list(searched)}"
+    return f"{'; '.join([chosen, *search.describe_sources()])}."
 
 
 def _describe_progress(search: Search) -> list[str]:

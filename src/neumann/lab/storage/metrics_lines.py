@@ -81,7 +81,7 @@ class EpochLine:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the line of an evaluated epoch has."""
+    """What the line of an evaluation has."""
 
     loss: float
     accuracy: float
@@ -92,6 +92,18 @@ class Scores:
 class TextScores(Scores):
     perplexity: float
     bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class EvaluationLine(Scores):
+    """Inside an epoch; see --eval-steps."""
+
+    step: int
+    epoch: Finite
+    seconds: Finite
+    perplexity: float | None = None  # of text; so are the bits per byte
+    bits_per_byte: float | None = None
+    top5: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ LINES: dict[str, type[Any]] = {
     "timetable": TimetableLine,
     "step": StepLine,
     "epoch": EpochLine,
+    "evaluation": EvaluationLine,
     "spectrum": SpectrumLine,
 }
 
@@ -168,10 +181,12 @@ def _choose_part(line: Line, config: Mapping[str, Any]) -> type[Any] | None:
     )
     if line["kind"] == "step" and opt.partition(":")[0] == "neumann":
         return Reported
+    evaluated = line["kind"] == "evaluation"
     if line["kind"] == "epoch":
         epoch = line["epoch"]
-        if epoch == epochs or (every and epoch % every == 0):
-            return TextScores if choose_metric(config) is LOSS else Scores
+        evaluated = epoch == epochs or bool(every and epoch % every == 0)
+    if evaluated:
+        return TextScores if choose_metric(config) is LOSS else Scores
     return None
 
 

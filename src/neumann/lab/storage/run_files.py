@@ -102,19 +102,21 @@ def check_lines(
         a["step"] > b["step"] for a, b in pairwise(lines) if "step" in a and "step" in b
     )
     _refuse("its steps go backwards" if backwards else None, path)
-    for kind in ("step", "epoch", "spectrum"):
+    for kind in ("step", "epoch", "evaluation", "spectrum"):
         steps = [line["step"] for line in lines if line["kind"] == kind]
         ordered = all(a < b for a, b in pairwise(steps))
         _refuse(None if ordered else f"the lines of kind {kind} are not in order", path)
         period = per_epoch if kind == "epoch" else every[_PERIOD_OF[kind]]
-        found, expected = set(steps), range(period, step + 1, period) if period else ()
+        found, expected = set(steps), list(range(period, step + 1, period)) if period else []
+        if kind == "evaluation":  # the end of an epoch is in the epoch's line
+            expected = [s for s in expected if per_epoch is not None and s % per_epoch]
         missing = next((s for s in expected if s not in found), None)
         wrong = f"it lacks the {kind} line of step {missing}, and the run has completed {step}"
         _refuse(None if missing is None else wrong, path)
 
 
-_PERIODS = ("log_every", "spectrum_every")
-_PERIOD_OF = {"step": "log_every", "spectrum": "spectrum_every"}
+_PERIOD_OF = {"step": "log_every", "evaluation": "eval_steps", "spectrum": "spectrum_every"}
+_PERIODS = tuple(_PERIOD_OF.values())
 
 
 def _check_end(files: RunFiles, folder: Path) -> None:

@@ -8,6 +8,7 @@ settings and folders are a UsageError.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -155,8 +156,11 @@ class SearchPlan:
         plan = SearchPlan(config, make_grid(config))
         final = make_final_config(config, [ArmSearch(arm, (), (), 1.0) for arm in plan.grid])
         final.check()
-        for arm in final.arms:
-            final.make_run_config(arm, 0, Path(FINAL))
+        for typed, arm in zip(plan.grid, final.arms, strict=True):
+            try:
+                final.make_run_config(arm, 0, Path(FINAL))
+            except UsageError as error:  # it names the arm with an lr that nobody has typed
+                raise UsageError(_replace_arm(str(error), arm, typed)) from None
         return plan
 
     def make_trials(self, first_only: bool = False) -> CompareConfig:
@@ -215,6 +219,13 @@ class SearchPlan:
             "seeds": self.config.seeds,
             "config": {key: value for key, value in record.items() if key not in elsewhere},
         }
+
+
+def _replace_arm(message: str, arm: str, typed: str) -> str:
+    """Name the arm as it was typed, with and without its label and settings."""
+    bare, opt = str(Contender.parse(arm).arm), Contender.parse(typed).opt
+    found = re.compile(f"{re.escape(arm)}|{re.escape(bare)}")
+    return found.sub(lambda match: typed if match[0] == arm else opt, message)
 
 
 def _choose(arm: str, lrs: tuple[float, ...], rows: list[ArmResult], metric: Metric) -> ArmSearch:

@@ -10,6 +10,7 @@ from neumann.lab.metrics import Quantity
 from neumann.lab.studies.statistics import Difference, Interval
 
 LARGE = 1e6  # from here on, three significant digits say enough
+NEGLIGIBLE = 1e-9  # in the unit of the score, which is never that exact: floats differ, not runs
 MINUS = "−"
 
 
@@ -32,16 +33,22 @@ def choose_rounding(found: Interval | Difference, quantity: Quantity) -> Roundin
     scale = abs(found.mean) if not (half := half_width(found)) else half
     if scale >= LARGE:
         return Rounding(None)
-    if scale == 0 or round(scale, quantity.digits) > 0:
+    if is_negligible(scale) or round(scale, quantity.digits) > 0:
         return Rounding(quantity.digits)
     return Rounding(min(1 - math.floor(math.log10(scale)), 15))
 
 
 def half_width(found: Interval | Difference) -> float | None:
-    """Return half the width of the interval; None without one."""
+    """Return half the width of the interval, 0 if it is only rounding; None without one."""
     if found.low is None or found.high is None:
         return None
-    return (found.high - found.low) / 2
+    half = (found.high - found.low) / 2
+    return 0.0 if is_negligible(half) else half
+
+
+def is_negligible(value: float) -> bool:
+    """Whether a difference or a width is what floats make of 0: 96.6 − 95.8 is not quite 0.8."""
+    return abs(value) < NEGLIGIBLE
 
 
 def format_p(p: float, level: float) -> str:

@@ -6,7 +6,7 @@ A sentence names the number of seeds, and every run that diverged.
 from typing import NamedTuple
 
 from neumann.lab.metrics import ACCURACY, Metric
-from neumann.lab.studies.rounding import choose_rounding, format_p, half_width
+from neumann.lab.studies.rounding import choose_rounding, format_p, half_width, is_negligible
 from neumann.lab.studies.statistics import Difference
 
 FEW_SEEDS = 5  # fewer than this are pointed out
@@ -50,7 +50,7 @@ def _describe_pairs(a: str, b: str, difference: Difference, metric: Metric) -> s
     unit, rounding = metric.difference_unit, choose_rounding(difference, metric)
     if mean is None:
         return f"{a} and {b} cannot be compared: they have no seed in common"
-    if mean == 0 and difference.low == difference.high:
+    if is_negligible(mean) and not half:
         seeds = "the one seed they share" if n == 1 else f"each of {n} seeds"
         return f"{a} and {b} are equal in {seeds}"
     place = "ahead of" if mean > 0 else "behind"

@@ -4,8 +4,8 @@ What is trained, and how it takes a step, is in `learner`. A checkpoint holds it
 losses since the last line. So on a CPU, a run resumed from any checkpoint writes the same bits as
 one that was never interrupted.
 
-Kinds of lines in the metrics: "timetable" (once, at step 0, for Neumann), "step", "epoch" and
-"spectrum".
+Kinds of lines in the metrics: "timetable" (once, at step 0, for Neumann), "step", "epoch",
+"evaluation" (inside an epoch) and "spectrum".
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from neumann.lab.storage.run_files import (
     check_lines,
     read_run_files,
 )
-from neumann.lab.training.batchnorm_layers import average_statistics
+from neumann.lab.training.batchnorm_layers import average_statistics, keep_statistics
 from neumann.lab.training.checkpoints import Checkpoints
 from neumann.lab.training.clock import TrainingClock
 from neumann.lab.training.curvature import Curvature
@@ -138,6 +138,8 @@ class Training:
                     if learner.step % self.config.log_every == 0:
                         self._log()
                     self._measure_curvature(pieces)
+                    if learner.step % learner.steps_per_epoch:
+                        self._pause_inside_epoch()
                     number = agreement.exchange(self._received.number)
                     if number is not None:
                         self.clock.end_lap()
@@ -212,22 +214,55 @@ class Training:
             **learner.counts,
         }
         if done % self.config.eval_every == 0 or done == self.config.epochs:
-            score, recalibrated = learner.evaluate()
-            line |= {
-                **score.as_fields(),
-                "accuracy_recalibrated": None if recalibrated is None else recalibrated.accuracy,
-            }
-            metric, target = self._metric, self.config.target
-            if target is not None and self._target_step is None:
-                reached = metric.is_reached(line[metric.key], target)
-                self._target_step = learner.step if reached else None
-        self._write(line)
-        if not math.isfinite(line.get("loss", 0.0)):  # the last step overshot
-            raise self._make_diverged(learner.step)
+            line |= self._evaluate()
+        self._write_scores(line)
         self._last_epoch |= line
         every = self.config.checkpoint_every
         if done == self.config.epochs or (every and done % every == 0):
             self._save()
+
+    def _pause_inside_epoch(self) -> None:
+        """Evaluate and save if that is due. Their time does not count as training."""
+        step, eval_steps, every = (
+            self.learner.step,
+            self.config.eval_steps,
+            self.config.checkpoint_steps,
+        )
+        evaluates, saves = (bool(period) and step % period == 0 for period in (eval_steps, every))
+        if not evaluates and not saves:
+            return
+        self.clock.end_lap(compiling=not self.learner.gradients.prepared)
+        if evaluates:
+            self._check_finite()
+            place = {"step": step, "epoch": step / self.learner.steps_per_epoch}
+            line: Line = {"kind": "evaluation", **place, "seconds": self.clock.training}
+            # The statistics of this process go on as they are, so that evaluating changes nothing.
+            with keep_statistics(self.learner.model):
+                average_statistics(self.learner.model, self.process)
+                line |= self._evaluate()
+            self._write_scores(line)
+        if saves:
+            self._save()
+        self.clock.start()
+
+    def _evaluate(self) -> Line:
+        """Score the weights, and note whether the target is reached for the first time."""
+        score, recalibrated = self.learner.evaluate()
+        scores: Line = {
+            **score.as_fields(),
+            "accuracy_recalibrated": None if recalibrated is None else recalibrated.accuracy,
+        }
+        metric, target = self._metric, self.config.target
+        if target is not None and self._target_step is None:
+            reached = metric.is_reached(scores[metric.key], target)
+            self._target_step = self.learner.step if reached else None
+        return scores
+
+    def _write_scores(self, line: Line) -> None:
+        """Write a line; a loss that is not finite means that the last step overshot."""
+        self._write(line)
+        if not math.isfinite(line.get("loss", 0.0)):
+            raise self._make_diverged(self.learner.step)
 
     # ------------------------------------------------------------------ saving and resuming
 

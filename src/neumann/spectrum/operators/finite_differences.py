@@ -5,9 +5,9 @@
 This works for models without second derivatives, and for parameters sharded by FSDP; then every
 rank holds whole vectors, and all ranks need the same number of batches. With ‖v‖ = 1 the truncation
 error is h²/6 times a fourth derivative of the loss, and rounding adds eps/h times the size of a
-gradient, so the best h is proportional to eps^⅓. The weights round h as well, each by eps times its
-size; therefore h grows to eps^⅔·‖w‖ where that is larger, and the difference is divided by the step
-that the rounded weights really took along v. If the loss has kinks (ReLU), the result is the
+gradient, so the best h is proportional to ∛eps. The weights round h as well, each by eps times its
+size; therefore h grows to ∛(eps²)·‖w‖ where that is larger, and the difference is divided by the
+step that the rounded weights really took along v. If the loss has kinks (ReLU), the result is the
 curvature at the scale h.
 
 `product_error` compares products with steps h and 2h, which differ by three times the truncation
@@ -39,7 +39,7 @@ class Differences(CurvatureOperator):
     """The Hessian of the mean loss, by central differences of gradients.
 
     Args:
-        step: h for a unit vector; by default eps^⅓ of the dtype, more if the weights are large.
+        step: h for a unit vector; by default ∛eps of the dtype, more if the weights are large.
 
     All other arguments are those of :class:`CurvatureOperator`.
     """
