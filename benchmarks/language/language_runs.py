@@ -89,8 +89,14 @@ def open_language_runner(arguments: Namespace) -> tuple[Ledger[RunKey], Runner[R
     ledger = Ledger(arguments.results, RunKey, origin | describe_origin(arguments.commit))
     refuse_other_data(ledger, **origin)
     trainer = open_trainer(arguments)
-    seconds, share = arguments.seconds, arguments.share
-    return ledger, Runner(ledger, trainer.train, seconds=seconds, share=share)
+
+    def train(key: RunKey) -> Run:
+        # Files of the same names may have another text.
+        found = {"data_hash": str(trainer.load(key.context).data_hash)}
+        refuse_other_data(ledger, **found)
+        return trainer.train(key) | found
+
+    return ledger, Runner(ledger, train, seconds=arguments.seconds, share=arguments.share)
 
 
 def open_trainer(arguments: Namespace) -> "LanguageTrainer":
@@ -103,7 +109,7 @@ class LanguageTrainer:
     """Trains runs; keeps the tokens in memory between them."""
 
     def __init__(self, data: str, data_dir: Path | None, tokens: str, device: str) -> None:
-        self._load = lambda context: _load_or_exit(
+        self._read = lambda context: _load_or_exit(
             data, data_dir=data_dir, tokens=tokens, context=context, device=device
         )
         self._device = torch.device(device)
@@ -145,14 +151,18 @@ class LanguageTrainer:
             "seconds": seconds,  # of training, after the first three steps
         }
 
+    def load(self, context: int) -> Dataset:
+        """The data in windows of so many tokens, read once."""
+        if context not in self._datasets:
+            self._datasets[context] = self._read(context)
+        return self._datasets[context]
+
     def prepare(self, key: RunKey) -> tuple[nn.Module, Any, Dataset]:
         """The network with the weights of its seed, its loss and its data.
 
         A network is compiled once, then filled again.
         """
-        if key.context not in self._datasets:
-            self._datasets[key.context] = self._load(key.context)
-        dataset = self._datasets[key.context]
+        dataset = self.load(key.context)
         torch.manual_seed(key.seed)
         fresh = build(key.model, dataset)
         size = key.model, key.context

@@ -21,7 +21,14 @@ from benchmarks.language import (
 )
 from benchmarks.language.contest_rules import MIDDLE
 from benchmarks.language.language_arms import ARMS, Setting, build_arm, make_recipe
-from benchmarks.language.language_runs import LanguageTrainer, RunKey, cut_windows, draw_batches
+from benchmarks.language.language_runs import (
+    LanguageTrainer,
+    RunKey,
+    create_language_parser,
+    cut_windows,
+    draw_batches,
+    open_language_runner,
+)
 from benchmarks.language.language_variants import build_variant
 from neumann.lab.data.windows import Windows
 from neumann.lab.models.gpt import ModernGPT, Size
@@ -59,6 +66,21 @@ def test_every_arm_trains_and_repeats_itself(trainer, arm):
     assert first["losses"][-1] < first["losses"][0]
     again = trainer.train(make_key(arm, cooling=0.5 if arm == "spectral" else 0.0))
     assert again["loss"] == first["loss"]  # the network was filled anew
+
+
+def test_another_text_of_the_same_name_does_not_continue_a_ledger(tmp_path):
+    path, results = tmp_path / "pages.txt", tmp_path / "runs.jsonl"
+    words = ["--data", f"text:{path}", "--tokens", "bytes", "--device", "cpu"]
+    arguments = create_language_parser("", results).parse_args(words)
+    write_documents(path, make_documents(60))
+    ledger, runner = open_language_runner(arguments)
+    assert runner.finish(make_key("adamw"))["data_hash"]
+    write_documents(path, make_documents(61))
+    _, later = open_language_runner(arguments)
+    with pytest.raises(SystemExit, match="name another --results"):
+        later.finish(make_key("adamw", seed=1))
+    ledger.refresh()
+    assert len(ledger.runs) == 1
 
 
 def test_every_window_counts_for_the_loss(trainer):

@@ -5,7 +5,7 @@ divided into training, validation and test sets.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from neumann.lab.data.tokens import (
     train_bpe,
 )
 from neumann.lab.data.windows import Windows
-from neumann.lab.errors import UsageError
+from neumann.lab.errors import UsageError, require
 
 TEST = 0.1  # of the characters
 SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32}  # by bytes of an index
@@ -66,6 +66,7 @@ def _refuse_change(request: Request, files: Sequence[Path], text_hash: str) -> N
 def _load_characters(request: Request, files: Sequence[Path]) -> Dataset:
     context = request.context
     content = "".join(_read_different(request, files, "tested on text that it was trained on"))
+    _require_text(request, content)
     code_points = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
     test = round(len(code_points) * TEST)
     if test <= context:
@@ -91,11 +92,14 @@ def _read_different(request: Request, files: Sequence[Path], harm: str) -> list[
     return texts
 
 
+def _require_text(request: Request, content: Sized) -> None:
+    require(len(content) > 0, f"{request.argument} holds no text; name a file that does")
+
+
 def _read_splits(request: Request, files: Sequence[Path]) -> Splits:
     texts = _read_different(request, files, "trained on every document of it twice")
     documents = [document for text in texts for document in list_documents(text)]
-    if not documents:
-        raise UsageError(f"{request.argument} holds no text; name a file that does")
+    _require_text(request, documents)
     return split_documents(documents, request.argument)
 
 
