@@ -131,11 +131,8 @@ def _describe_saving(saving: Saving | None) -> str:
 
 
 def _format_settings(contest: LanguageContest) -> str:
-    """The best setting of every arm at every batch, by validation loss.
-
-    A line below it explains parentheses, if there are any.
-    """
-    rows, any_earlier = [], False
+    """The best setting of every arm at every batch, by validation loss, and what is open there."""
+    rows, unbracketed = [], []
     for batch, steps in (*LENGTHS.items(), LONGER):
         for arm in (OURS, *MUON, ROWS, *OTHERS):
             try:
@@ -144,27 +141,37 @@ def _format_settings(contest: LanguageContest) -> str:
                 continue
             found = contest.ledger.find(make_key("tune", batch, steps, best[0], 0))
             s, used = best[0], choose_start(arm)
-            rates = (f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
-            rest = [
-                f"{getattr(s, name):g}" if name in used else ""
-                for name in ("momentum", "before", "power", "slow")
-            ]
+            rates = ", ".join(f"{s.lr * scale:.3g}" for scale in (1, s.embedding, s.output))
+            momenta = ", ".join(
+                f"{getattr(s, name):g}" if name in used else "–"
+                for name in ("momentum", "before", "slow")
+            )
+            power = f"{s.power:g}" if "power" in used else ""
             diverged = found["loss"] is None
             losses = ("diverged", "") if diverged else _format_losses(found)
-            never = contest.searches.find_unbracketed(arm, batch, steps, anywhere=True)
-            open_ones = ", ".join(
-                name if name in never else f"({name})"
-                for name in contest.searches.find_unbracketed(arm, batch, steps)
-            )
-            any_earlier = any_earlier or "(" in open_ones
-            cells = (*losses, *rates, *rest, f"{s.decay:.3g}", str(len(best)), open_ones)
-            rows.append((f"{batch:,} × {steps}", _show(arm), *cells))
-    heads = ["tokens × steps", "arm", "validation", "training", "lr", "embedding", "output"]
-    heads += ["μ", "before", "power", "slow", "decay", "runs", "not bracketed"]
+            place = f"{batch:,} × {steps}", _show(arm)
+            rows.append((*place, *losses, rates, momenta, power, f"{s.decay:.3g}", str(len(best))))
+            if found_open := _list_unbracketed(contest, arm, batch, steps):
+                unbracketed.append((*place, found_open))
     if not rows:
         return ""
-    table = format_table(heads, "ll" + "r" * 11 + "l", rows)
-    return f"{table}\n\n{EARLIER}" if any_earlier else table
+    heads = ["tokens × steps", "arm", "validation", "training", "lr, embedding, output"]
+    heads += ["μ, before, slow", "power", "decay", "runs"]
+    parts = [format_table(heads, "llrrllrrr", rows)]
+    if unbracketed:
+        parts.append(format_table((*heads[:2], "not bracketed"), "lll", unbracketed))
+    if any("(" in names for *_, names in unbracketed):
+        parts.append(EARLIER)
+    return "\n\n".join(parts)
+
+
+def _list_unbracketed(contest: LanguageContest, arm: str, batch: int, steps: int) -> str:
+    """The coordinates without a worse value on both sides; in parentheses, had they one before."""
+    never = contest.searches.find_unbracketed(arm, batch, steps, anywhere=True)
+    return ", ".join(
+        name if name in never else f"({name})"
+        for name in contest.searches.find_unbracketed(arm, batch, steps)
+    )
 
 
 def _show(arm: str) -> str:

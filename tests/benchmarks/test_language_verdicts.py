@@ -123,7 +123,9 @@ def test_the_table_of_an_unfinished_screening(tmp_path):
     contest = LanguageContest(ledger, runner)
     setting = make_setting("adamw", choose_start("adamw"), LENGTHS[MIDDLE])
     runner.run(make_key("tune", MIDDLE, LENGTHS[MIDDLE], setting, 0))
-    assert format_contest(contest).splitlines()[-1].endswith("| 1 | lr |")
+    lines = format_contest(contest).splitlines()
+    assert any(line.endswith("| 1 |") for line in lines)
+    assert lines[-1].endswith("| AdamW | lr |")
 
 
 def test_all_tested_settings_are_shown(contest):
