@@ -1,4 +1,4 @@
-"""Suggestions for unknown names: by initials first, then by spelling."""
+"""Suggestions for unknown names: slips of the hand, other forms and initials, like spellings."""
 
 import pytest
 
@@ -58,6 +58,21 @@ def test_what_is_hardly_alike_is_not_suggested(given, known):
     assert find_near_names(given, known) == []
 
 
-def test_letters_in_another_order_are_near():
-    assert find_near_names("sdg", ["sgd", "adamw"]) == ["sgd"]
-    assert find_near_names("--wrokers", ["--workers", "--seed"]) == ["--workers"]
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("sdg", "sgd"),
+        ("Sgd", "sgd"),
+        ("--wrokers", "--workers"),
+        ("--Lr", "--lr"),
+        ("--opr", "--opt"),
+        ("--data-dr", "--data-dir"),
+        ("--rampepochs", "--ramp-epochs"),
+        ("neumann-spetral", "neumann-spectral"),
+        ("nadammw", "nadamw"),
+    ],
+)
+def test_a_slip_of_the_hand_comes_first(given, near):
+    names = ["sgd", "neumann", "neumann-spectral", "neumann-diagonal", "nadam", "nadamw", "adamw"]
+    flags = ["--workers", "--lr", "--opt", "--data", "--data-dir", "--ramp", "--ramp-epochs"]
+    assert find_near_names(given, [*names, *flags])[0] == near

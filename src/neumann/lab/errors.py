@@ -12,6 +12,8 @@ from neumann.extras import describe_install
 
 MOST = 3  # names that an error suggests
 ALIKE = 0.7  # difflib's ratio, from which on names are spelled alike: bs and jobs have 0.67
+MISTYPED = 0.85  # from which on a name is taken for a slip of the hand
+SHORTEST = 3  # letters of a name in which one may be wrong
 
 
 class UsageError(ValueError):
@@ -48,21 +50,31 @@ def join_alternatives(names: Sequence[str]) -> str:
 
 
 def find_near_names(name: str, known: Sequence[str]) -> list[str]:
-    """Find at most three names: longer or shorter forms and initials first, else like spellings.
+    """Find at most three names: slips of the hand first, then other forms, then like spellings.
 
-    Longer and shorter forms are epoch: epochs, or optimizer: opt. Initials are bs: batch-size, or
-    learning-rate: lr. So are letters in another order, as in sdg: sgd.
+    Slips are Lr: lr, sdg: sgd, opr: opt, or data-dr: data-dir. Longer and shorter forms are epoch:
+    epochs, or optimizer: opt. Initials are bs: batch-size, or learning-rate: lr.
     """
-    # The dashes of flags do not make names alike.
-    bare = {other.strip("-"): other for other in known}
-    given = name.strip("-")
+    # The dashes of flags, and capitals, do not make names different.
+    bare = {other.strip("-").lower(): other for other in known}
+    given = name.strip("-").lower()
+    near = [given] if given in bare and bare[given] != name else []
+    near += [other for other in bare if _is_slip(given, other)]
+    near += get_close_matches(given, bare, n=MOST, cutoff=MISTYPED)
     forms = [o for o in bare if _is_longer_form(given, o) or _is_longer_form(o, given)]
-    near = get_close_matches(given, forms, n=MOST, cutoff=0)
+    near += get_close_matches(given, forms, n=MOST, cutoff=0)
     near += sorted(other for other in bare if given and _get_initials(other) == given)
     near += [initials] if (initials := _get_initials(given)) in bare else []
-    near += [other for other in bare if other != given and sorted(other) == sorted(given)]
     near = list(dict.fromkeys(near)) or get_close_matches(given, bare, n=MOST, cutoff=ALIKE)
     return [bare[other] for other in near[:MOST]]
+
+
+def _is_slip(given: str, name: str) -> bool:
+    """Whether one letter is wrong, or the letters are in another order."""
+    if given == name or len(given) != len(name) or len(name) < SHORTEST:
+        return False
+    wrong = sum(a != b for a, b in zip(given, name, strict=True))
+    return wrong == 1 or sorted(given) == sorted(name)
 
 
 def _is_longer_form(short: str, long: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from neumann.lab.commands.flag_check import check_words
 from neumann.lab.commands.flags import SETTINGS
+from neumann.lab.commands.main import main
 from neumann.lab.errors import UsageError
 from tests.support.processes import PROCESS_TIMEOUT
 
@@ -86,3 +87,51 @@ def test_wrong_words(command, words, message):
     with pytest.raises(UsageError) as error:
         check_words(command, words)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "--", "-x"],
+        ["study", "--", "-x.toml"],
+        ["train", "--output", "-1x"],
+        ["sweep", "--lr", "-1:2:3"],
+        ["spectrum", "--parameters"],
+        ["train", "--batch_size", "8"],
+    ],
+)
+def test_what_tyro_understands_passes(words):
+    check_words(words[0], words[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--", "x"], "unexpected argument 'x'"),
+        (["train", "--ramp", "-5%"], "--ramp must be a share of the run"),
+        (["train", "--config", "-1e3"], "--config needs a"),
+        (["train", "--allow_code", "a:b"], "did you mean --allow-code?"),
+        (["compare", "--arms"], "--arms must name at least one optimizer"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(words, message, capsys):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_help_comes_before_mistakes(tmp_path, capsys):
+    file = tmp_path / "c.toml"
+    file.write_text("epochs = 3\n")
+    assert main(["train", "--config", str(file), "--bogus", "--help"]) == 0
+    assert "(default: 3)" in capsys.readouterr().out
+    file.write_text("arms = []\n")
+    assert main(["compare", "--config", str(file)]) == 2
+    assert "--arms must name at least one optimizer" in capsys.readouterr().err
+
+
+def test_without_source_there_is_no_early_check(monkeypatch):
+    def find_nothing(command):
+        raise FileNotFoundError("config.py")
+
+    monkeypatch.setattr("neumann.lab.commands.flag_check.list_flags", find_nothing)
+    check_words("train", ["--nonsense"])  # tyro refuses it later

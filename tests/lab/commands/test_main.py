@@ -31,13 +31,16 @@ def test_help_lists_the_commands(capsys):
 def test_help_is_a_command_too(capsys):
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
-    for words in (["help"], ["help", "help"], ["-h"]):
+    for words in (["help"], ["help", "help"], ["help", "--help"], ["-h"]):
         assert main(words) == 0
         assert capsys.readouterr().out == listed
     assert main(["train", "--help"]) == 0
     of_train = capsys.readouterr().out
     assert main(["help", "train"]) == 0
     assert capsys.readouterr().out == of_train
+    assert main(["help", "train", "compare"]) == 2
+    message = "neumann: help explains one command at a time, got 'train compare'\n"
+    assert capsys.readouterr().err == message
     assert main(["help", "trian"]) == 2
     assert capsys.readouterr().err == "neumann: unknown command 'trian'; did you mean train?\n"
 

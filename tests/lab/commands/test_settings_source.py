@@ -1,6 +1,8 @@
 """Settings are read from the source as Python would import them, but without torch."""
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Annotated, get_type_hints
 import pytest
 from typing_extensions import Doc
 
+import neumann
 from neumann.lab.commands.flags import SETTINGS
 from neumann.lab.commands.parser import COMMANDS
 from neumann.lab.commands.settings_source import ModuleSource, read_settings
 from tests.support.processes import PROCESS_TIMEOUT
 
+SOURCE = Path(neumann.__file__).parents[1]
 TABLE = {"one": print, "two": print}
 TEXT = f"choose from {', '.join(TABLE)}"
 
@@ -74,3 +78,14 @@ def test_torch_is_not_imported():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PROCESS_TIMEOUT)
+
+
+def test_the_source_may_be_in_a_zip_file(tmp_path):
+    """As with a package that is imported from an archive."""
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", SOURCE, "neumann")
+    command = [sys.executable, "-m", "neumann", "train", "--help"]
+    found = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": packed}, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert "--eval-steps" in found.stdout

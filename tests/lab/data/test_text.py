@@ -106,7 +106,7 @@ def test_unusable_texts(path):
     with pytest.raises(UsageError, match="is not a text in UTF-8"):
         load(f"text:{path}")
     path.write_bytes(b"")
-    with pytest.raises(UsageError, match="tale.txt holds no text; name a file that does"):
+    with pytest.raises(UsageError, match=r"tale\.txt holds no text; name a file that does"):
         load(f"text:{path}")
 
 

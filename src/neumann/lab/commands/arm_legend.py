@@ -22,7 +22,12 @@ def name_rows(comparison: Comparison, found: Sequence[ArmSearch] = ()) -> Compar
     if found:
         of_search = name_searched(found)
         texts = [row.text for row in comparison.rows]
-        names = {text: of_search[Contender.parse(text).name_without_lr] for text in texts}
+        # The name of an arm may itself end like that of one at a learning rate, "a at 0.1".
+        keys = {text: (get_name(text), Contender.parse(text).name_without_lr) for text in texts}
+        names = {
+            text: next((of_search[key] for key in found_keys if key in of_search), found_keys[0])
+            for text, found_keys in keys.items()
+        }
     else:
         names = shorten_names([row.text for row in comparison.rows])
     rows = tuple(replace(row, arm=names[row.text]) for row in comparison.rows)

@@ -20,7 +20,10 @@ MISSING = {  # what is said of a flag without its value; of others that it needs
 
 def check_words(command: str, words: Sequence[str]) -> None:
     """Raise a UsageError for a word that is no flag, and for values that are missing or wrong."""
-    flags = list_flags(command)
+    try:
+        flags = list_flags(command)
+    except FileNotFoundError:  # this package was installed without its source
+        return
     known = {form: flag for flag in flags if not flag.is_argument for form in flag.forms}
     arguments = sum(flag.is_argument for flag in flags)  # that may still come
     rest = list(words)
@@ -28,6 +31,12 @@ def check_words(command: str, words: Sequence[str]) -> None:
         word = rest.pop(0)
         given, equals, value = word.partition("=")
         name = given.replace("_", "-")
+        if name in known and not known[name].setting:
+            name = given  # only settings may be written with underscores
+        if word == "--":  # what follows are arguments, whatever they look like
+            if len(rest) > arguments:
+                raise _make_unexpected_error(command, rest[arguments])
+            return
         if not _starts_with_dash(word):
             if not arguments:
                 raise _make_unexpected_error(command, word)
@@ -45,8 +54,8 @@ def check_words(command: str, words: Sequence[str]) -> None:
 
 
 def _starts_with_dash(word: str) -> bool:
-    """Whether a word is meant as a flag; negative numbers are not."""
-    if not word.startswith("-") or word == "-":
+    """Whether a word is meant as a flag; negative numbers and what begins like one are not."""
+    if not word.startswith("--") and not (word.startswith("-") and word[1:2].isalpha()):
         return False
     try:
         float(word)
@@ -57,7 +66,7 @@ def _starts_with_dash(word: str) -> bool:
 
 def _check_values(flag: Flag, values: Sequence[str]) -> None:
     name = flag.names[0]
-    if not values:
+    if not values and (not flag.several or name in MISSING):
         raise UsageError(f"{name} {MISSING.get(name, 'needs a value')}")
     for value in values:
         if flag.choices and value not in flag.choices:

@@ -42,7 +42,10 @@ def _run(words: list[str]) -> int:
 
         print(f"neumann {neumann.__version__}")
         return 0
-    if words[:1] in ([], ["-h"], ["--help"]) or words in (["help"], ["help", "help"]):
+    if words[:1] == ["help"] and not all(word.startswith("-") for word in words[2:]):
+        return _fail(f"help explains one command at a time, got {' '.join(words[1:])!r}")
+    helps = ("help", "-h", "--help")
+    if not words or (words[0] in helps and (words[0] != "help" or words[-1] in helps)):
         print(format_help())
         return 0 if words else USAGE
     if words[0] == "help":

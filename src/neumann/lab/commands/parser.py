@@ -19,7 +19,7 @@ import tyro
 
 from neumann.lab.commands import compare, demo, report, spectrum, study, sweep, train
 from neumann.lab.commands.arm_list import check_optimizer_names
-from neumann.lab.commands.flag_check import check_words
+from neumann.lab.commands.flag_check import MISSING, check_words
 from neumann.lab.commands.flag_help import print_help
 from neumann.lab.commands.flags import HELP, RUN_CODE
 from neumann.lab.config import TrainConfig, flag_name
@@ -55,7 +55,9 @@ def run_command(words: Sequence[str]) -> None:
 def parse_flags(command: str, words: Sequence[str]) -> Any:
     """The settings of a command: its defaults, those of a --config file, and flags."""
     kind = COMMANDS[command].settings
-    check_words(command, words)
+    wants_help = not {*HELP.names}.isdisjoint(words)
+    if not wants_help:
+        check_words(command, words)
     flags, file, allowed = _split_files(command, words)
     defaults = kind()
     if file is not None:
@@ -65,7 +67,7 @@ def parse_flags(command: str, words: Sequence[str]) -> Any:
             defaults = _parse(command, of_file, defaults)
         except UsageError as error:
             raise UsageError(f"--config {file}: {error}") from error
-    if not {*HELP.names}.isdisjoint(flags):
+    if wants_help:
         print_help(command, vars(defaults))
         raise SystemExit
     config = _parse(command, flags, defaults)
@@ -119,7 +121,11 @@ def _split_files(
     parser.add_argument("--config", type=Path)
     if command in RUN_CODE:
         parser.add_argument("--allow-code", action="append", default=[])
-    found, rest = parser.parse_known_args(words)
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:  # such as --config -1e3
+        name = str(error.argument_name)
+        raise UsageError(f"{name} {MISSING[name]}") from None
     return rest, found.config, getattr(found, "allow_code", ())
 
 

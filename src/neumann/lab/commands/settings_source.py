@@ -13,13 +13,12 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import Doc
-
-import neumann
 
 PACKAGE = "neumann"
 
@@ -48,15 +47,18 @@ def open_module(name: str) -> "ModuleSource":
     return ModuleSource(_find_file(name))
 
 
-def _find_file(module: str) -> Path:
-    path = Path(neumann.__file__).parent.joinpath(*module.split(".")[1:])
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+def _find_file(module: str) -> Traversable:
+    """The source of a module, which may be in a zip file."""
+    *folders, name = module.split(".")[1:]
+    folder = files(PACKAGE).joinpath(*folders)
+    package = folder.joinpath(name)
+    return package.joinpath("__init__.py") if package.is_dir() else folder.joinpath(f"{name}.py")
 
 
 class ModuleSource:
     """The source of a module, whose attributes are evaluated when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Traversable) -> None:
         text = path.read_text(encoding="utf-8")
         self._path, self._lines = path, text.splitlines()
         self._statements: dict[str, ast.stmt] = {}  # by the name that they define
@@ -77,7 +79,7 @@ class ModuleSource:
             return dict.fromkeys(self._evaluate(key) for key in expression.keys if key is not None)
         used = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
         values = {name: getattr(self, name) for name in used & self._statements.keys()}
-        return eval(compile(ast.Expression(expression), self._path, "eval"), values)
+        return eval(compile(ast.Expression(expression), str(self._path), "eval"), values)
 
     def read_class(self, name: str) -> SettingsClass:
         """Read the settings of a class, which may be imported from another module."""
