@@ -206,7 +206,7 @@ def test_micro_batches_add_up_to_the_batch(tmp_path):
         (["--opt", "sgdd"], "did you mean sgd"),
         (["--epochs", "0"], "--epochs must be at least 1"),
         (["--batch-size", "100000"], "larger than the training set"),
-        (["--model", "resnet8"], "did you mean resnet18, resnet9 or resnet50?"),
+        (["--model", "resnet8"], "did you mean resnet9 or resnet18?"),
         (["--data", "cifar"], "did you mean cifar10 or cifar100"),
         (["--config", "none.toml"], "none.toml"),
         (["--ramp-epochs", "99"], "--ramp-epochs must be between"),
