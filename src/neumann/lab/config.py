@@ -27,7 +27,7 @@ from neumann.lab.optimizers.arms import Arm, check_arm
 
 Switch = Literal["auto", "on", "off"]
 # Settings that say how a run is stored, not what it computes. They may change when it is resumed.
-BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard")
+BOOKKEEPING = ("output", "resume", "download", "workers", "tensorboard", "checkpoint_steps")
 DATA_HELP = ", ".join(DATASETS)
 MODEL_HELP = ", ".join([*MODELS, *FORMS])
 OPT_HELP = (

@@ -1,6 +1,8 @@
 """Evaluations and checkpoints inside an epoch, which for text may be a whole run."""
 
 import dataclasses
+import itertools
+import math
 import os
 import re
 import signal
@@ -18,6 +20,8 @@ from neumann.lab.report.runs import read_run
 from neumann.lab.storage.reading import METRICS, RecordsError, read_metrics
 from neumann.lab.storage.run_files import read_run_files
 from neumann.lab.training.checkpoints import Checkpoints
+from neumann.lab.training.evaluation import Score
+from neumann.lab.training.learner import Learner
 from neumann.lab.training.loop import Training
 from neumann.lab.training.processes import Process
 from neumann.lab.training.records import CHECKPOINTS, Diverged
@@ -71,6 +75,35 @@ def test_a_run_is_evaluated_inside_epochs_and_trains_as_before(tmp_path, normali
     assert dataclasses.replace(summary, **same) == dataclasses.replace(expected, **same)
     states = (each.learner.model.state_dict() for each in (watched, plain))
     torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_schedule_free_weights_are_not_rounded_by_an_evaluation(tmp_path):
+    """It computes them back from those it evaluates."""
+    pytest.importorskip("schedulefree")
+    given = {"opt": "schedulefree", "sched": "constant", "epochs": 8}
+    watched, _ = train(tmp_path / "watched", **given, eval_steps=1)
+    plain, _ = train(tmp_path / "plain", **given, eval_every=8)
+    states = (each.learner.model.state_dict() for each in (watched, plain))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_an_evaluation_that_overflows_does_not_end_a_run(tmp_path, monkeypatch):
+    scores = itertools.chain([Score(math.inf, 0.0, 1)], itertools.repeat(Score(1.0, 50.0, 1)))
+    monkeypatch.setattr(Learner, "evaluate", lambda learner: (next(scores), None))
+    _, summary = train(tmp_path, eval_steps=3)
+    assert summary.loss == 1.0
+    assert next(line["loss"] for line in read_lines(tmp_path, "evaluation")) == math.inf
+
+
+def test_saving_inside_epochs_may_begin_when_a_run_is_resumed(tmp_path):
+    def stop(line):
+        if line["kind"] == "step" and line["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path, stop)
+    _, summary = train(tmp_path, checkpoint_steps=1)
+    assert summary.steps == 3 * EPOCH
 
 
 def test_the_target_is_noticed_at_the_step_that_reaches_it(tmp_path):

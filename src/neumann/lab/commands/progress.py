@@ -117,13 +117,15 @@ class _StepRate:
     """Steps per second since the last update."""
 
     def __init__(self, step: int) -> None:
-        self._step, self._time = step, time.perf_counter()
+        self._step, self._time, self._text = step, time.perf_counter(), ""
 
     def update(self, step: int) -> str:
+        if step == self._step:  # of an evaluation after a logged step
+            return self._text
         now = time.perf_counter()
         rate = (step - self._step) / max(now - self._time, 1e-9)
-        self._step, self._time = step, now
-        return f"{rate:.1f} steps/s"
+        self._step, self._time, self._text = step, now, f"{rate:.1f} steps/s"
+        return self._text
 
 
 # ---------------------------------------------------------------------- the runs of a study

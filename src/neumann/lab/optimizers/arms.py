@@ -36,6 +36,7 @@ from neumann.lab.optimizers.matrix_arms import REST_BETAS, check_betas
 from neumann.lab.optimizers.role_arms import group_by_role
 from neumann.lab.optimizers.role_rates import group_by_rate
 from neumann.lab.user_code import call_user_function
+from neumann.optim import Neumann
 from neumann.optim.recipe import AUTO, choose_weight_decay
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -216,15 +217,25 @@ def group_parameters(
 
 @contextlib.contextmanager
 def evaluation_mode(optimizer: Any) -> Iterator[None]:
-    """Switch the weights to those to evaluate, for optimizers that keep a second set."""
-    switches = callable(getattr(optimizer, "eval", None))
-    if switches:
-        optimizer.eval()
+    """Switch the weights to those to evaluate, for optimizers that keep a second set.
+
+    Training goes on with the same bits. Neumann takes care of that itself; schedule-free optimizers
+    compute their weights back, which rounds.
+    """
+    if not callable(getattr(optimizer, "eval", None)):
+        yield
+        return
+    rounds = not isinstance(optimizer, Neumann)
+    held = [p for group in optimizer.param_groups for p in group["params"]] if rounds else []
+    saved = [p.detach().clone() for p in held]
+    optimizer.eval()
     try:
         yield
     finally:
-        if switches:
-            optimizer.train()
+        optimizer.train()
+        with torch.no_grad():
+            for p, before in zip(held, saved, strict=True):
+                p.copy_(before)
 
 
 def _split_options(text: str) -> list[str]:

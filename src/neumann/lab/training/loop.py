@@ -240,7 +240,7 @@ class Training:
             with keep_statistics(self.learner.model):
                 average_statistics(self.learner.model, self.process)
                 line |= self._evaluate()
-            self._write_scores(line)
+            self._write(line)  # early statistics of BatchNorm may overflow in a run that recovers
         if saves:
             self._save()
         self.clock.start()
