@@ -30,7 +30,7 @@ from neumann.lab.studies.study_toml import read_study_toml
 from neumann.lab.studies.workers import get_output_folder
 from neumann.lab.training.signals import Terminated, raise_on_sigterm
 
-# What lends runs comes before what takes them, and what decides many claims before one claim's.
+# A study that lends runs comes before those that take them; those that decide most claims first.
 ORDER = (
     "main-cifar10",
     "scaling",

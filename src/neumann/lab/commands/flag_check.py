@@ -29,14 +29,14 @@ def check_words(command: str, words: Sequence[str]) -> None:
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        given, equals, value = word.partition("=")
-        name = given.replace("_", "-")
-        if name in known and not known[name].setting:
-            name = given  # only settings may be written with underscores
         if word == "--":  # what follows are arguments, whatever they look like
             if len(rest) > arguments:
                 raise _make_unexpected_error(command, rest[arguments])
             return
+        given, equals, value = word.partition("=")
+        name = given.replace("_", "-")
+        if name in known and not known[name].setting:
+            name = given  # only settings may be written with underscores
         if not _starts_with_dash(word):
             if not arguments:
                 raise _make_unexpected_error(command, word)

@@ -215,7 +215,9 @@ class Training:
         }
         if done % self.config.eval_every == 0 or done == self.config.epochs:
             line |= self._evaluate()
-        self._write_scores(line)
+        self._write(line)
+        if not math.isfinite(line.get("loss", 0.0)):  # the last step overshot
+            raise self._make_diverged(learner.step)
         self._last_epoch |= line
         every = self.config.checkpoint_every
         if done == self.config.epochs or (every and done % every == 0):
@@ -223,12 +225,8 @@ class Training:
 
     def _pause_inside_epoch(self) -> None:
         """Evaluate and save if that is due. Their time does not count as training."""
-        step, eval_steps, every = (
-            self.learner.step,
-            self.config.eval_steps,
-            self.config.checkpoint_steps,
-        )
-        evaluates, saves = (bool(period) and step % period == 0 for period in (eval_steps, every))
+        step, periods = self.learner.step, (self.config.eval_steps, self.config.checkpoint_steps)
+        evaluates, saves = (period > 0 and step % period == 0 for period in periods)
         if not evaluates and not saves:
             return
         self.clock.end_lap(compiling=not self.learner.gradients.prepared)
@@ -257,12 +255,6 @@ class Training:
             reached = metric.is_reached(scores[metric.key], target)
             self._target_step = self.learner.step if reached else None
         return scores
-
-    def _write_scores(self, line: Line) -> None:
-        """Write a line; a loss that is not finite means that the last step overshot."""
-        self._write(line)
-        if not math.isfinite(line.get("loss", 0.0)):
-            raise self._make_diverged(self.learner.step)
 
     # ------------------------------------------------------------------ saving and resuming
 
