@@ -21,17 +21,19 @@ def name_rows(comparison: Comparison, found: Sequence[ArmSearch] = ()) -> Compar
     """Give the arms their short names; `found` are all arms of the sweep whose winners they are."""
     if found:
         of_search = name_searched(found)
-        texts = [row.text for row in comparison.rows]
-        # The name of an arm may itself end like that of one at a learning rate, "a at 0.1".
-        keys = {text: (get_name(text), Contender.parse(text).name_without_lr) for text in texts}
-        names = {
-            text: next((of_search[key] for key in found_keys if key in of_search), found_keys[0])
-            for text, found_keys in keys.items()
-        }
+        names = {row.text: of_search[_find_search(row.text, found).name] for row in comparison.rows}
     else:
         names = shorten_names([row.text for row in comparison.rows])
     rows = tuple(replace(row, arm=names[row.text]) for row in comparison.rows)
     return replace(comparison, rows=rows)
+
+
+def _find_search(winner: str, found: Sequence[ArmSearch]) -> ArmSearch:
+    """The searched arm that is this one at its learning rate."""
+    wanted = Contender.parse(winner)
+    lr = wanted.arm.lr()
+    wanted = wanted.with_lr(lr)  # its numbers are written as those of the others
+    return next(each for each in found if Contender.parse(each.arm).with_lr(lr) == wanted)
 
 
 def list_full_names(comparison: Comparison) -> list[str]:
