@@ -105,7 +105,7 @@ def _check_choice(name: str, chosen: Any, choices: tuple[str | None, ...]) -> No
 def _check_orthogonalization(
     *, momentum: Any = 0.0, ns_steps: Any = 1, eps: Any = 1.0, **others: Any
 ) -> None:
-    """Refuse what torch takes at first, and would stop at, or be wrong with, in a step."""
+    """Refuse values that the constructor takes, but with which a step fails or is wrong."""
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", momentum, "a number in [0, 1)")
     count = is_count(ns_steps) and 1 <= ns_steps <= MOST_STEPS
     require(count, "ns_steps", ns_steps, f"an integer from 1 to {MOST_STEPS}")
